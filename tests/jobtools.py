@@ -9,10 +9,45 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
+from oncely.runtimes.stop import StopSignal
+
+
+@dataclass
+class Message:
+    """A record of partition 0, with its ``time`` in milliseconds; or the end of the partition."""
+
+    at: int
+    time: int = 0
+    end: bool = False
+    of: str = "t"
+
+    def error(self) -> KafkaError | None:
+        return KafkaError(KafkaError._PARTITION_EOF) if self.end else None
+
+    def offset(self) -> int:
+        return self.at
+
+    def topic(self) -> str:
+        return self.of
+
+    def partition(self) -> int:
+        return 0
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self.time
+
+    def key(self) -> None:
+        return None
+
+    leader_epoch = headers = key
+
+    def __len__(self) -> int:
+        return 1
 
 
 @dataclass
@@ -101,3 +136,10 @@ def records(tp: TopicPartition, values: Sequence[bytes], first: int = 0) -> pa.T
             "value": pa.array(values, pa.binary()),
         }
     )
+
+
+class HurriedStop(StopSignal):
+    """Waits for nothing."""
+
+    def wait(self, seconds: float) -> bool:
+        return False

@@ -368,3 +368,7 @@ def losing_first_commit(lost: list[str]) -> Callable[[str, Callable[[], Any]], A
         return answer
 
     return losing
+
+
+class Died(BaseException):
+    """The process ends here: nothing that it would have done follows."""

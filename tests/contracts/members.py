@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -30,6 +29,7 @@ from oncely.runtimes.worker import member
 from oncely.runtimes.worker.assignment import Work
 from oncely.runtimes.worker.run import WorkerRun
 from tests import sinktools
+from tests.jobtools import Message
 
 
 @contextmanager
@@ -123,28 +123,6 @@ class _Recorded(PipelinedCommit):
             raise
 
 
-@dataclass
-class _Message:
-    """What a member reads of a message."""
-
-    at: int
-
-    def offset(self) -> int:
-        return self.at
-
-    def leader_epoch(self) -> None:
-        return None
-
-    def key(self) -> None:
-        return None
-
-    def headers(self) -> None:
-        return None
-
-    def __len__(self) -> int:
-        return 1
-
-
 class _Group:
     """Assigns the partitions of a chunk, and delivers its records, by the first poll."""
 
@@ -159,7 +137,7 @@ class _Group:
         what = self._what
         return Polled(
             {
-                tp: [_Message(int(at)) for at in what.offset[what.partition == number]]
+                tp: [Message(int(at)) for at in what.offset[what.partition == number]]
                 for number, tp in enumerate(what.partitions)
             }
         )

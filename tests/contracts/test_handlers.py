@@ -490,22 +490,41 @@ class Wrapper(Exception):
     """An error of a library, raised from that of the driver."""
 
 
-@pytest.mark.parametrize("wrapped", ["no", "raised from", "swallowed"])
-def test_a_deadlock_is_no_fault_of_a_record(rows: Place, wrapped: str) -> None:
-    failing = [True]
+def deadlock(how: str, tx: psycopg.Connection) -> None:
+    try:
+        tx.execute("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$")
+    except psycopg.Error as error:
+        if how == "no":
+            raise
+        if how == "raised from":
+            raise Wrapper from error
+
+
+def lost_connection(rows: Place, tx: psycopg.Connection, *pauses: float) -> None:
+    rows.sql("SELECT pg_terminate_backend(?)", tx.info.backend_pid)
+    for seconds in pauses:
+        with suppress(psycopg.OperationalError):
+            tx.execute("SELECT 1")
+        time.sleep(seconds)
+    tx.execute("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    "fault", ["no", "raised from", "swallowed", "lost", "lost, behind the time limit"]
+)
+def test_a_deadlock_and_a_lost_connection_are_no_fault_of_a_record(rows: Place, fault: str) -> None:
+    """The whole attempt is repeated."""
+    failing, late = [True], fault.endswith("limit")
 
     def handler(batch: Batch, tx: psycopg.Connection) -> None:
         inserting(rows)(batch, tx)
         if failing and failing.pop():
-            try:
-                tx.execute("DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$")
-            except psycopg.Error as error:
-                if wrapped == "no":
-                    raise
-                if wrapped == "raised from":
-                    raise Wrapper from error
+            if fault.startswith("lost"):
+                lost_connection(rows, tx, *([1.01] if late else []))
+            deadlock(fault, tx)
 
-    sink, fence = handled(rows, handler, OnError(0, reject=False))
+    on_error, more = OnError(0, reject=late), {"time_limit": 1.0} if late else {}
+    sink, fence = handled(rows, handler, on_error, **more)
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert ids(rows) == [0, 1, 2]
     assert rejected(rows) == []
@@ -515,21 +534,6 @@ def test_a_missing_table_is_no_fault_of_a_record(rows: Place) -> None:
     sink, fence = handled(rows, lambda _, tx: tx.execute("INSERT INTO bils VALUES (1)"))
     with pytest.raises(WrongInput, match=r"handler .*<lambda>: PostgreSQL: .*bils"):
         commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    assert rejected(rows) == []
-
-
-def test_a_lost_connection_repeats_the_whole_attempt(rows: Place) -> None:
-    failing = [True]
-
-    def handler(batch: Batch, tx: psycopg.Connection) -> None:
-        inserting(rows)(batch, tx)
-        if failing and failing.pop():
-            rows.sql("SELECT pg_terminate_backend(?)", tx.info.backend_pid)
-            tx.execute("SELECT 1")
-
-    sink, fence = handled(rows, handler, OnError(0, reject=False))
-    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    assert ids(rows) == [0, 1, 2]
     assert rejected(rows) == []
 
 
@@ -744,24 +748,6 @@ def test_a_wait_for_a_lock_is_no_fault_of_a_record(rows: Place, wait: str) -> No
     sink, fence = handled(rows, handler, OnError(0))
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     assert ids(rows) == [0, 1, 2, 7]
-    assert rejected(rows) == []
-
-
-def test_a_lost_connection_behind_the_time_limit_is_no_fault_of_a_record(rows: Place) -> None:
-    failing = [True]
-
-    def handler(batch: Batch, tx: psycopg.Connection) -> None:
-        inserting(rows)(batch, tx)
-        if failing and failing.pop():
-            rows.sql("SELECT pg_terminate_backend(?)", tx.info.backend_pid)
-            for seconds in (0, 1.01):
-                time.sleep(seconds)
-                with suppress(psycopg.OperationalError) if not seconds else nullcontext():
-                    tx.execute("SELECT 1")
-
-    sink, fence = handled(rows, handler, OnError(0), time_limit=1.0)
-    commit_all(sink, at_t0(0, numbered(0, 3)), fence)
-    assert ids(rows) == [0, 1, 2]
     assert rejected(rows) == []
 
 

@@ -24,15 +24,6 @@ from tests.nativetools import need_native
 PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, b"\xff"]
 
 
-@pytest.fixture(params=["native", "one by one"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "native":
-        need_native(monkeypatch)
-    else:
-        monkeypatch.setenv("ONCELY_NATIVE", "off")
-    return str(request.param)
-
-
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package is there; what is known of the library is forgotten before and afterwards."""
@@ -70,7 +61,7 @@ def pairs(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes | None]]
     return [(one.key(), one.value()) for one in messages(broker.bootstrap, topic)]
 
 
-def test_nulls_and_empty_ones_stay_what_they_are(broker: Broker, way: str) -> None:
+def test_nulls_and_empty_ones_stay_what_they_are(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     expected = [(key, value) for key in PARTS for value in PARTS]
     whole = Columns(*(array([None, *one, b"no"]) for one in zip(*expected, strict=True)))
@@ -101,7 +92,7 @@ def test_a_key_goes_to_the_same_partition_either_way(
     assert len(found[0]) == 200
 
 
-def test_a_full_queue_is_waited_for_and_the_order_kept(broker: Broker, way: str) -> None:
+def test_a_full_queue_is_waited_for_and_the_order_kept(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     small = {"queue.buffering.max.messages": 700, "linger.ms": 0}
     refused: list[int] = []
@@ -122,7 +113,7 @@ def test_a_full_queue_is_waited_for_and_the_order_kept(broker: Broker, way: str)
     assert [int(value or b"") for _, value in pairs(broker, topic)] == list(range(12_000))
 
 
-def test_a_message_that_is_refused_ends_the_transaction(broker: Broker, way: str) -> None:
+def test_a_message_that_is_refused_ends_the_transaction(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     values = array([b"a", b"x" * 2_000_000, b"b"])
     with begun(broker, topic, topic) as writer, pytest.raises(Unavailable, match="too large"):
@@ -130,7 +121,7 @@ def test_a_message_that_is_refused_ends_the_transaction(broker: Broker, way: str
     assert pairs(broker, topic) == []
 
 
-def test_nothing_is_queued_without_a_transaction(broker: Broker, way: str) -> None:
+def test_nothing_is_queued_without_a_transaction(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     with Transaction(made(broker, topic), 20, broker.bootstrap, topic).init() as writer:
         with pytest.raises(Unavailable):
@@ -140,7 +131,7 @@ def test_nothing_is_queued_without_a_transaction(broker: Broker, way: str) -> No
     assert pairs(broker, topic) == []
 
 
-def test_an_instance_that_was_fenced_commits_nothing(broker: Broker, way: str) -> None:
+def test_an_instance_that_was_fenced_commits_nothing(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     with begun(broker, topic, topic) as old:
         old.send_columns(topic, numbers(3))
@@ -177,7 +168,7 @@ def test_without_transactions_delivery_reports_are_heard(
     assert heard == [b"0", b"1", b"2"]
 
 
-def test_a_closed_producer_is_an_error(broker: Broker, way: str) -> None:
+def test_a_closed_producer_is_an_error(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     producer = made(broker, topic)
     producer.close()

@@ -38,7 +38,7 @@ from tests.sinktools import (
 ORIGIN = "kafka_topic text, kafka_partition bigint, kafka_offset bigint"
 
 
-def destination(place: Place, **sink: Any) -> SqlDestination:
+def destination_of(**sink: Any) -> Any:
     described = {
         "name": "p",
         "source": {"brokers": "127.0.0.1:1", "topics": ["t"]},
@@ -47,9 +47,13 @@ def destination(place: Place, **sink: Any) -> SqlDestination:
             "schema": "id BIGINT, name STRING",
             "key": {"format": "json", "schema": "id BIGINT"},
         },
-        "sink": {"kind": "sql", "url": place.url, "table": str(place.table()), **sink},
+        "sink": sink,
     }
-    found = Pipeline(parse(described)).destination
+    return Pipeline(parse(described)).destination
+
+
+def destination(place: Place, **sink: Any) -> SqlDestination:
+    found = destination_of(kind="sql", **{"url": place.url, "table": str(place.table()), **sink})
     assert isinstance(found, SqlDestination)
     return found
 
@@ -167,17 +171,7 @@ def test_plan_names_the_columns_that_an_audit_does_not_compare(place: Place) -> 
 
 
 def delta(root: Path, **sink: Any) -> DeltaDestination:
-    described = {
-        "name": "p",
-        "source": {"brokers": "127.0.0.1:1", "topics": ["t"]},
-        "decode": {
-            "format": "json",
-            "schema": "id BIGINT, name STRING",
-            "key": {"format": "json", "schema": "id BIGINT"},
-        },
-        "sink": {"kind": "delta", "url": root.as_uri(), **sink},
-    }
-    found = Pipeline(parse(described)).destination
+    found = destination_of(kind="delta", **{"url": root.as_uri(), **sink})
     assert isinstance(found, DeltaDestination)
     return found
 

@@ -36,6 +36,7 @@ from tests.sinktools import (
     T0,
     T1,
     T2,
+    Died,
     Place,
     asking_again,
     chunk,
@@ -312,10 +313,6 @@ def test_to_register_takes_nothing(make: Make) -> None:
     assert run.positions() == START
     run.ledger.tidy(run.fence)
     assert run.open(takeover(expected=run.fence.epoch)).positions == START
-
-
-class Died(BaseException):
-    """A process ends here."""
 
 
 @contextlib.contextmanager

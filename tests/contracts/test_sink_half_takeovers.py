@@ -21,6 +21,7 @@ from tests.sinktools import (
     SOURCE,
     T0,
     T1,
+    Died,
     Place,
     asking_again,
     at_t0,
@@ -34,10 +35,6 @@ from tests.sinktools import (
     together,
     with_faults,
 )
-
-
-class Died(BaseException):
-    """The process ends here: nothing that it would have done follows."""
 
 
 class DieAt:

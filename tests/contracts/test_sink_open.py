@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.claim import Fence, Takeover
-from oncely.errors import Fenced, TableMismatch, Unavailable
+from oncely.errors import TableMismatch, Unavailable
 from tests.sinktools import (
     SCHEMA,
     SOURCE,
@@ -52,16 +52,6 @@ def test_a_run_whose_answer_was_lost_finds_itself(place: Place) -> None:
         open_sink(with_faults(sink, lose), expected=1)
     assert place.sql("SELECT epoch FROM oncely_pipelines") == [(2,)]
     assert open_sink(sink, expected=1).fence.epoch == 3
-
-
-def test_an_epoch_that_was_taken_but_not_settled_leaves_the_old_run_alone(place: Place) -> None:
-    """A crash between the two transactions of open."""
-    sink, fence = ready(sink_to(place))
-    place.sql("UPDATE oncely_pipelines SET epoch = epoch + 1")
-    commit_all(sink, at_t0(0, numbered(0, 2)), fence)
-    assert open_sink(sink).fence.epoch == 3
-    with pytest.raises(Fenced):
-        commit_all(sink, at_t0(2, numbered(2, 3)), fence)
 
 
 # -- tables --------------------------------------------------------------------------------

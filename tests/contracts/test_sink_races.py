@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from oncely.commit.path import commit
 from oncely.core.claim import PositionMoved, Takeover
 from oncely.core.ledger import Entry
@@ -49,7 +51,12 @@ def test_of_two_writers_of_one_range_exactly_one_wins(place: Place) -> None:
     assert len(history(place)) == ROUNDS
 
 
-def test_two_writers_by_the_commit_path(place: Place) -> None:
+@pytest.mark.parametrize("key", ["", "PRIMARY KEY"], ids=["no key", "key"])
+def test_two_writers_by_the_commit_path(place: Place, key: str) -> None:
+    """The loser's rows may violate a key: they are a replay, and must not become rejects."""
+    if key:
+        type_, strict = ("bigint", "") if place.is_postgres else ("INTEGER", " STRICT")
+        place.sql(f"CREATE TABLE rows (id {type_} {key}, name TEXT){strict}")
     one, fence = ready(sink_to(place))
     other = replace(one)
     for at in range(0, ROUNDS * 3, 3):
@@ -62,23 +69,6 @@ def test_two_writers_by_the_commit_path(place: Place) -> None:
         )
         outcomes = [outcome for result in results for outcome in result]
         assert sorted(o.replayed for o in outcomes) == [False, True], results
-    assert ids(place) == list(range(ROUNDS * 3))
-
-
-def test_two_writers_of_a_table_with_a_primary_key(place: Place) -> None:
-    """The loser's rows violate the key: they are a replay, and must not become rejects."""
-    type_ = "bigint" if place.is_postgres else "INTEGER"
-    strict = "" if place.is_postgres else " STRICT"
-    place.sql(f"CREATE TABLE rows (id {type_} PRIMARY KEY, name TEXT){strict}")
-    one, fence = ready(sink_to(place))
-    for at in range(0, ROUNDS * 3, 3):
-        at_once(
-            lambda sink, at=at: list(
-                commit(together(sink), at_t0(at, numbered(at, at + 3)), fence, None, impatient())
-            ),
-            one,
-            replace(one),
-        )
     assert ids(place) == list(range(ROUNDS * 3))
     assert place.sql("SELECT COUNT(*) FROM oncely_rejects") == [(0,)]
 

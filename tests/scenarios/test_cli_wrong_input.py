@@ -21,15 +21,6 @@ def world(make_world: Any) -> World:
     return world
 
 
-def assert_refused(world: World, file: Path, *expected: str, command: tuple[str, ...]) -> None:
-    refused = oncely(*command, file, expect=2)
-    said = " ".join((refused.stdout + refused.stderr).split())
-    for one in expected:
-        assert one in said, said
-    assert "way out" in said or "allowed:" in said
-    assert_nothing_written(world)
-
-
 def assert_nothing_written(world: World, *own: str) -> None:
     tables = world.sql("SELECT relname FROM pg_class WHERE relkind = 'r' AND"
                        " relnamespace = 'public'::regnamespace")  # fmt: skip
@@ -41,74 +32,56 @@ def assert_nothing_written(world: World, *own: str) -> None:
     assert not [one for one in groups.valid if world.name in one.group_id]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_unknown_key(world: World, command: tuple[str, ...]) -> None:
-    file = world.file(sink={"tabel": "rows"})
-    assert_refused(world, file, "sink.tabel: unknown key", "did you mean table?", command=command)
+Sections = dict[str, dict[str, Any]]
+
+MISTAKES: dict[str, tuple[Sections, tuple[str, ...], int]] = {
+    "unknown key": ({"sink": {"tabel": "rows"}},
+                    ("sink.tabel: unknown key", "did you mean table?"), 4),
+    "type": ({"spark": {"max_records_per_batch": "many"}},
+             ("spark.max_records_per_batch: found",), 4),
+    "topic": ({"source": {"topics": ["not-there"]}},
+              ("source.topics", "no such topic", "'not-there'"), 4),
+    "no table and no create": ({"sink": {"create": False}},
+                               ("sink.create is false", "oncely plan"), 3),
+    "function": ({"transform": {"python": "no_such_module:f"}},
+                 ("transform.python", "no_such_module"), 3),
+    "not row-wise": ({"transform": {"sql": "SELECT id FROM (SELECT DISTINCT id FROM input)"}},
+                     ("transform.sql: is not row-wise",), 1),
+}  # fmt: skip
+"""What is wrong in the file, what is said, and how many of the commands say it."""
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_wrong_type(world: World, command: tuple[str, ...]) -> None:
-    file = world.file(spark={"max_records_per_batch": "many"})
-    assert_refused(world, file, "spark.max_records_per_batch: found", command=command)
+def assert_refused(file: Path, *expected: str, commands: int = 4) -> None:
+    for command in COMMANDS[:commands]:
+        refused = oncely(*command, file, expect=2)
+        said = " ".join((refused.stdout + refused.stderr).split())
+        assert [one for one in expected if one not in said] == [], (command, said)
+        assert "way out" in said or "allowed:" in said
+        assert "canary" not in said
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_topic(world: World, command: tuple[str, ...]) -> None:
-    file = world.file(source={"topics": ["not-there"]})
-    assert_refused(world, file, "source.topics", "no such topic", "'not-there'", command=command)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_file(world: World, mistake: str) -> None:
+    sections, expected, commands = MISTAKES[mistake]
+    assert_refused(world.file(**sections), *expected, commands=commands)
+    assert_nothing_written(world)
 
 
-@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
-def test_a_table_whose_columns_do_not_fit(world: World, command: tuple[str, ...]) -> None:
+def test_a_missing_file(world: World, tmp_path: Path) -> None:
+    assert_refused(tmp_path / "nowhere.toml", "nowhere.toml", "can't read the pipeline file")
+    assert_nothing_written(world)
+
+
+def test_a_table_whose_columns_do_not_fit(world: World) -> None:
     world.sql("CREATE TABLE rows (id date, grp text, needed int NOT NULL)")
-    refused = oncely(*command, world.file(), expect=2)
-    said = " ".join((refused.stdout + refused.stderr).split())
-    for one in ("sink.table", "'id' is date", "no column 'pad'", "'needed' must have a value",
-                "way out"):  # fmt: skip
-        assert one in said
+    words = "sink.table", "'id' is date", "no column 'pad'", "'needed' must have a value", "way out"
+    assert_refused(world.file(), *words, commands=3)
     assert_nothing_written(world, "rows")
 
 
-@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
-def test_a_table_that_is_missing_and_may_not_be_created(
-    world: World, command: tuple[str, ...]
-) -> None:
-    file = world.file(sink={"create": False})
-    assert_refused(world, file, "sink.create is false", "oncely plan", command=command)
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_missing_file(world: World, tmp_path: Path, command: tuple[str, ...]) -> None:
-    file = tmp_path / "nowhere.toml"
-    assert_refused(world, file, "nowhere.toml", "can't read the pipeline file", command=command)
-
-
-@pytest.mark.parametrize("command", COMMANDS[:3], ids=" ".join)
-def test_a_function_that_is_not_there(world: World, command: tuple[str, ...]) -> None:
-    file = world.file(transform={"python": "no_such_module:f"})
-    assert_refused(world, file, "transform.python", "no_such_module", command=command)
-
-
-@pytest.mark.parametrize(
-    "sql",
-    ["SELECT count(*) AS n FROM input", "SELECT grp, count(*) FROM input GROUP BY grp",
-     "SELECT DISTINCT id FROM input", "SELECT id FROM input LIMIT 3", "SELECT id FROM input a"
-     " JOIN input b USING (id)", "SELECT id FROM (SELECT DISTINCT id FROM input)"],
-)  # fmt: skip
-def test_sql_that_is_not_row_wise(world: World, sql: str) -> None:
-    file = world.file(transform={"sql": sql})
-    assert_refused(world, file, "transform.sql: is not row-wise", command=("run",))
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_wrong_password_is_told_and_not_shown(world: World, command: tuple[str, ...]) -> None:
+def test_a_wrong_password_is_told_and_not_shown(world: World) -> None:
     url = world.url.replace("://postgres:", "://postgres:canary-7331-")
-    refused = oncely(*command, world.file(sink={"url": url}), expect=2)
-    said = refused.stdout + refused.stderr
-    assert "sink.url" in said
-    assert "way out" in said
-    assert "canary" not in said
+    assert_refused(world.file(sink={"url": url}), "sink.url", "way out")
 
 
 def test_several_mistakes_are_told_at_once(world: World) -> None:
@@ -134,15 +107,19 @@ def test_a_traceback_is_for_who_asks_for_it(world: World) -> None:
     assert "Traceback" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [("run",), ("plan",)], ids=" ".join)
-@pytest.mark.parametrize("transform", [False, True], ids=["rows", "Spark transform"])
+TOO_OLD = 'openjdk version "1.8.0_292"', "Java 17+ is needed, found 1.8.0_292 at {}/bin/java"
+MISSING = None, "Java 17+ is needed; none by JAVA_HOME={}"
+
+
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("command", "transform", "says", "told"),
     [
-        ('openjdk version "1.8.0_292"', "Java 17+ is needed, found 1.8.0_292 at {}/bin/java"),
-        (None, "Java 17+ is needed; none by JAVA_HOME={}"),
+        (("run",), False, *TOO_OLD),
+        (("run",), True, *MISSING),
+        (("plan",), True, *TOO_OLD),
+        (("plan",), False, *MISSING),
     ],
-    ids=["too old", "missing"],
+    ids=["run", "run with Spark's transform", "plan with Spark's transform", "plan"],
 )
 def test_java_is_looked_at_before_anything(
     world: World,

@@ -40,13 +40,18 @@ def ended(jvm: subprocess.Popen[bytes], codes: Codes, capsys: pytest.CaptureFixt
     assert "the run did not end in time and was killed" in capsys.readouterr().err
 
 
-def test_after_the_second_signal_spark_is_killed_when_it_hangs(
+@pytest.mark.parametrize("signals", [2, 3])
+def test_after_the_second_signal_spark_is_killed_when_it_hangs_and_the_third_does_not_wait(
     monkeypatch: pytest.MonkeyPatch,
     jvm: subprocess.Popen[bytes],
     codes: Codes,
     capsys: pytest.CaptureFixture[str],
+    signals: int,
 ) -> None:
-    monkeypatch.setattr(run, "_PATIENCE", 0.0)
+    if signals == 2:
+        monkeypatch.setattr(run, "_PATIENCE", 0.0)
+    else:
+        monkeypatch.setattr(threading.Timer, "start", lambda _: None)
     stop = StopSignal()
     asked = run.asked_to_stop(stop, run.force)
     asked()
@@ -54,19 +59,7 @@ def test_after_the_second_signal_spark_is_killed_when_it_hangs(
     assert jvm.poll() is None
     asked()
     assert stop.now
-    ended(jvm, codes, capsys)
-
-
-def test_the_third_signal_does_not_wait(
-    monkeypatch: pytest.MonkeyPatch,
-    jvm: subprocess.Popen[bytes],
-    codes: Codes,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(threading.Timer, "start", lambda _: None)
-    asked = run.asked_to_stop(StopSignal(), run.force)
-    asked()
-    asked()
-    assert codes.empty()
-    asked()
+    if signals == 3:
+        assert codes.empty()
+        asked()
     ended(jvm, codes, capsys)

@@ -23,6 +23,7 @@ from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets
 from oncely.threads import Thread
+from tests.jobtools import HurriedStop
 
 
 def run_of(name: str, *, alone: bool = False) -> Run:
@@ -159,13 +160,6 @@ def test_folders_stand_for_their_files(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(WrongInput, match="empty: no pipeline file"):
         run_files([tmp_path / "empty"], None, None)
-
-
-class HurriedStop(StopSignal):
-    """Waits for nothing."""
-
-    def wait(self, seconds: float) -> bool:
-        return False
 
 
 @dataclass

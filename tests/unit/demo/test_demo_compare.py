@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from demo.reader import Tables, Topic, compare, flights_before
@@ -37,56 +39,43 @@ def test_tables_that_agree_are_counted_and_nothing_is_wrong(topic, tables):
     assert verdict.examples == []
 
 
-def test_a_missing_row_is_lost(topic, tables):
-    del tables.rows[3]
-    assert counts(topic, tables) == {"lost": 1}
+DAMAGES: dict[str, tuple[Callable[[Tables], object], dict[str, int]]] = {
+    "a missing row": (lambda one: one.rows.pop(3), {"lost": 1}),
+    "a row that is there three times": (
+        lambda one: one.rows.extend([one.rows[3]] * 2),
+        {"duplicated": 2},
+    ),
+    "another value": (
+        lambda one: one.rows.__setitem__(3, (*one.rows[3][:-1], not one.rows[3][-1])),
+        {"changed": 1},
+    ),
+    "a row of no flight": (lambda one: one.rows.append((-5, *[None] * 10)), {"unexpected": 1}),
+    "one lost and one twice": (
+        lambda one: one.rows.__setitem__(3, one.rows[4]),
+        {"lost": 1, "duplicated": 1},
+    ),
+    "a missing reject": (lambda one: one.rejects.pop(0), {"lost": 1}),
+    "a second reject": (lambda one: one.rejects.append(one.rejects[0]), {"duplicated": 1}),
+    "a reject with other bytes": (
+        lambda one: one.rejects.__setitem__(0, (one.rejects[0][0], b"!")),
+        {"changed": 1},
+    ),
+    "a reject of a good record": (
+        lambda one: one.rejects.append(((0, 2), FLIGHT % 2)),
+        {"unexpected": 1},
+    ),
+    "a good record that was rejected": (
+        lambda one: one.rejects.append((one.rows.pop(2) and (0, 2), FLIGHT % 2)),
+        {"lost": 1, "unexpected": 1},
+    ),
+}
 
 
-def test_a_row_that_is_there_three_times_is_duplicated_twice(topic, tables):
-    tables.rows += [tables.rows[3]] * 2
-    assert counts(topic, tables) == {"duplicated": 2}
-
-
-def test_a_row_with_another_value_is_changed(topic, tables):
-    tables.rows[3] = (*tables.rows[3][:-1], not tables.rows[3][-1])
-    assert counts(topic, tables) == {"changed": 1}
-
-
-def test_a_row_that_belongs_to_no_flight_is_unexpected(topic, tables):
-    tables.rows.append((-5, *[None] * 10))
-    assert counts(topic, tables) == {"unexpected": 1}
-
-
-def test_one_lost_and_one_twice_do_not_even_out(topic, tables):
-    tables.rows[3] = tables.rows[4]
-    assert counts(topic, tables) == {"lost": 1, "duplicated": 1}
-
-
-def test_a_missing_reject_is_lost(topic, tables):
-    del tables.rejects[0]
-    assert counts(topic, tables) == {"lost": 1}
-
-
-def test_a_second_reject_is_duplicated(topic, tables):
-    tables.rejects.append(tables.rejects[0])
-    assert counts(topic, tables) == {"duplicated": 1}
-
-
-def test_a_reject_with_other_bytes_is_changed(topic, tables):
-    place, value = tables.rejects[0]
-    tables.rejects[0] = (place, value + b"!")
-    assert counts(topic, tables) == {"changed": 1}
-
-
-def test_a_reject_of_a_good_record_is_unexpected(topic, tables):
-    tables.rejects.append(((0, 2), FLIGHT % 2))
-    assert counts(topic, tables) == {"unexpected": 1}
-
-
-def test_a_good_record_that_was_rejected_is_lost_all_the_same(topic, tables):
-    tables.rows = [row for row in tables.rows if row[0] != 2]
-    tables.rejects.append(((0, 2), FLIGHT % 2))
-    assert counts(topic, tables) == {"lost": 1, "unexpected": 1}
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_is_counted(topic, tables, damage):
+    done, wanted = DAMAGES[damage]
+    done(tables)
+    assert counts(topic, tables) == wanted
 
 
 def test_without_a_table_of_rejects_only_good_records_count(topic, tables):

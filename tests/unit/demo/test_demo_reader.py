@@ -87,11 +87,7 @@ def test_right_tables_are_found_right_without_any_code_of_oncely(broker, topic, 
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        ("DELETE FROM flights WHERE id = 7", {"lost": 1}),
         ("INSERT INTO flights SELECT * FROM flights WHERE id = 7", {"duplicated": 1}),
-        ("UPDATE flights SET dep_delay = 17 WHERE id = 7", {"changed": 1}),
-        ("INSERT INTO flights (id) VALUES (-1)", {"unexpected": 1}),
-        ("DELETE FROM rejects", {"lost": 1}),
         ("UPDATE rejects SET value = 'x'", {"changed": 1}),
     ],
 )

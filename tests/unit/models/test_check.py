@@ -69,12 +69,6 @@ def fresh_java() -> Iterator[None]:
     artifacts.java.cache_clear()
 
 
-def said(check: Check, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """How many runs were wrong, and what was printed of one run of TLC."""
-    wrong = report([check], lambda _: read(text, 1.5), 1)
-    return wrong, capsys.readouterr().out
-
-
 @dataclass
 class Tlc:
     """Stands for TLC, and remembers what it was asked."""
@@ -119,54 +113,32 @@ def edit(home: Path, was: str, now: str) -> None:
     (home / "checked.json").write_text(text.replace(was, now))
 
 
-def test_nothing_fails_without_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = said(CLEAN, NOTHING_FAILS, capsys)
-    assert code == 0
-    assert "ok    Counter" in out
-    assert "7 states" in out
+SAID: list[tuple[Check, str, int, list[str]]] = [
+    (CLEAN, NOTHING_FAILS, 0, ["ok    Counter", "7 states"]),
+    (CLEAN, VIOLATED, 1, ["WRONG Counter", "1,007 states", "1: <Initial predicate>\nn = 4"]),
+    (MISTAKEN, VIOLATED, 0, ["mistake: one too many", "Small"]),
+    (MISTAKEN, NOTHING_FAILS, 1, ["WRONG Counter", "nothing fails"]),
+    *(
+        (check, text, 1, ["WRONG Counter", shown])
+        for check in (CLEAN, MISTAKEN)
+        for text, shown in (
+            ("java.lang.OutOfMemoryError: Java heap space\n", "OutOfMemoryError"),
+            ("Error: The operator Nxt requires 1 arguments.\n", "operator Nxt"),
+            ("", "TLC has said nothing"),
+        )
+    ),
+]
 
 
-def test_a_property_that_fails_without_a_mistake_is_an_error_and_its_trace_is_shown(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("check", "text", "code", "words"), SAID)
+def test_what_is_no_verdict_that_is_expected_is_an_error_and_is_shown(
+    check: Check, text: str, code: int, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out = said(CLEAN, VIOLATED, capsys)
-    assert code == 1
-    assert "WRONG Counter" in out
-    assert "1,007 states" in out
-    assert "State 1: <Initial predicate>\nn = 4" in out
-
-
-def test_a_mistake_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = said(MISTAKEN, VIOLATED, capsys)
-    assert code == 0
-    assert "mistake: one too many" in out
-    assert "Small" in out
-    assert "State 1" not in out
-
-
-def test_a_mistake_that_is_not_found_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out = said(MISTAKEN, NOTHING_FAILS, capsys)
-    assert code == 1
-    assert "WRONG Counter" in out
-    assert "nothing fails" in out
-
-
-@pytest.mark.parametrize("check", [CLEAN, MISTAKEN])
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("java.lang.OutOfMemoryError: Java heap space\n", "OutOfMemoryError"),
-        ("Error: The operator Nxt requires 1 arguments.\n", "operator Nxt"),
-        ("", "TLC has said nothing"),
-    ],
-)
-def test_a_failure_of_tlc_is_an_error_and_is_shown(
-    check: Check, text: str, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out = said(check, text, capsys)
-    assert code == 1
-    assert "WRONG Counter" in out
-    assert shown in out
+    """Without a mistake nothing fails; with one a property does."""
+    assert report([check], lambda _: read(text, 1.5), 1) == code
+    out = capsys.readouterr().out
+    assert [one for one in words if one not in out] == []
+    assert ("State 1" in out) == (check is CLEAN and text is VIOLATED)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun, RunSettings
 from oncely.runtimes.stop import StopSignal
 from oncely.sources.kafka import Look, Watermarks
-from tests.jobtools import InlineJobs
+from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 IDS = {"t": "id"}
@@ -133,13 +133,6 @@ class Cancelling(InlineJobs):
         self.cancelled.set()
 
 
-class Hurried(StopSignal):
-    """Waits for nothing."""
-
-    def wait(self, seconds: float) -> bool:
-        return False
-
-
 @dataclass
 class Told:
     """The names of the events of a run."""
@@ -187,7 +180,7 @@ def test_a_retry_has_the_same_goal() -> None:
             raise failures.pop()
 
     batches = Batches(meanwhile=fail_once)
-    assert made(Source({T0: 0}, grow), batches, stop=Hurried()).run(until_latest=True)
+    assert made(Source({T0: 0}, grow), batches, stop=HurriedStop()).run(until_latest=True)
     assert batches.opened == 2
     assert batches.done[-1][T0].end == 1_000
 
@@ -206,7 +199,7 @@ def test_a_run_that_has_opened_expects_its_epoch_though_a_check_after_it_has_fai
             return super().leader_epochs()
 
     batches = Batches()
-    assert made(AwayOnce({T0: 10}), batches, stop=Hurried()).run(until_latest=True)
+    assert made(AwayOnce({T0: 10}), batches, stop=HurriedStop()).run(until_latest=True)
     assert batches.expected == [None, 1]
 
 
@@ -327,7 +320,9 @@ def test_a_batch_is_told_though_the_broker_is_away_after_it() -> None:
             return super().topic_ids()
 
     told = Told()
-    assert made(AwayOnce({T0: 50}), Batches(), stop=Hurried(), listener=told).run(until_latest=True)
+    assert made(AwayOnce({T0: 50}), Batches(), stop=HurriedStop(), listener=told).run(
+        until_latest=True
+    )
     assert told.names.count("BatchCommitted") == 1
 
 

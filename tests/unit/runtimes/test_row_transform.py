@@ -181,6 +181,7 @@ def test_output_tells_the_columns_and_agrees_with_apply() -> None:
         ("SELECT n FROM input LIMIT 0", "row-wise"),
         ("SELECT n, ROW_NUMBER() OVER () FROM input", "row-wise"),
         ("SELECT a.n FROM input a, input b", "row-wise|mbiguous"),
+        ("SELECT n FROM input a JOIN input b USING (n)", "row-wise"),
         ("SELECT n, (SELECT MAX(n) FROM input) FROM input", "row-wise"),
         ("SELECT n FROM input USING SAMPLE 10%", "row-wise"),
         ("SELECT n FROM input WHERE n IN (SELECT 1)", "row-wise"),

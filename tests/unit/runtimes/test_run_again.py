@@ -11,14 +11,7 @@ import pytest
 
 from oncely.errors import OncelyError, TopicMissing, Unavailable
 from oncely.runtimes.batches.run import BatchRun, RunSettings
-from oncely.runtimes.stop import StopSignal
-
-
-class HurriedStop(StopSignal):
-    """Waits for nothing."""
-
-    def wait(self, seconds: float) -> bool:
-        return False
+from tests.jobtools import HurriedStop
 
 
 @dataclass

@@ -6,45 +6,18 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
 
 from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.errors import Unavailable
+from tests import jobtools
 
 TIMEOUT = 30.0
-
-
-@dataclass
-class Message:
-    """A record, or the end of the partition at ``at``."""
-
-    at: int
-    end: bool = False
-
-    def error(self) -> KafkaError | None:
-        return KafkaError(KafkaError._PARTITION_EOF) if self.end else None
-
-    def offset(self) -> int:
-        return self.at
-
-    def topic(self) -> str:
-        return "ledger"
-
-    def partition(self) -> int:
-        return 0
-
-    def key(self) -> None:
-        return None
-
-    def headers(self) -> None:
-        return None
-
-    def __len__(self) -> int:
-        return 1
+Message = partial(jobtools.Message, of="ledger")
 
 
 class Clock:
@@ -61,7 +34,7 @@ class Consumer:
     """Each message takes most of the time that an answer may take."""
 
     clock: Clock
-    messages: Iterator[Message]
+    messages: Iterator[jobtools.Message]
     at_once: int = 0
     assigned: list[Any] = field(default_factory=list)
 
@@ -74,11 +47,11 @@ class Consumer:
     def unassign(self) -> None:
         self.assigned.clear()
 
-    def poll(self, _: float) -> Message | None:
+    def poll(self, _: float) -> jobtools.Message | None:
         self.clock.now += 0.6 * TIMEOUT
         return next(self.messages, None)
 
-    def consume(self, *_: Any) -> list[Message]:
+    def consume(self, *_: Any) -> list[jobtools.Message]:
         return list(itertools.islice(self.messages, self.at_once))
 
 

@@ -15,33 +15,10 @@ from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import Taken
+from tests.jobtools import Message
 
 P0 = TopicPartition("t", 0)
 FENCE, AGAIN = Fence("p", 1, "r"), Fence("p", 2, "r")
-
-
-class Message:
-    """A record, ``at`` milliseconds after the beginning."""
-
-    def __init__(self, offset: int, at: int) -> None:
-        self._offset, self._at = offset, at
-
-    def offset(self) -> int:
-        return self._offset
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self._at
-
-    def leader_epoch(self) -> None:
-        return None
-
-    def key(self) -> None:
-        return None
-
-    headers = key
-
-    def __len__(self) -> int:
-        return 1
 
 
 class Group:
