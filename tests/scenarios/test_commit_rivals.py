@@ -201,12 +201,12 @@ def test_a_disk_that_stays_full_ends_in_an_error_and_writes_nothing(on_postgres:
 
 
 def test_a_deadlock_rejects_nobody(on_postgres: Place) -> None:
-    """Two sessions take the rows of two keys in opposite order; ours is the one that is ended."""
+    """Two sessions take an old and a new key in opposite order; ours is the one that is ended."""
     task = new_task("upsert", on_postgres)
     fence = jobs.prepare(task).fence
     jobs.write(task, fence, lambda _, call: call(), last=8)
     close_all()  # the session that is kept has no wrapper
-    first, *_, last = [row[0] for row in task.place.sql(f"SELECT id FROM {task.name} ORDER BY id")]
+    ids = {row[0] for row in task.place.sql(f"SELECT id FROM {task.name}")}
     calls = []
 
     def counting(name: str, call: Any) -> Any:
@@ -217,11 +217,12 @@ def test_a_deadlock_rejects_nobody(on_postgres: Place) -> None:
         other.execute("SET deadlock_timeout = '60s'")  # ours finds it first
         other.execute("BEGIN")
         touch = f"UPDATE {task.name} SET name = name WHERE id = %s"
-        other.execute(touch.encode(), (last,))
+        other.execute(touch.encode(), (max(ids),))
         writer = threading.Thread(target=jobs.write, args=(task, fence, counting))
         writer.start()
         wait_for_lock(task.place)
-        other.execute(touch.encode(), (first,))
+        new = f"INSERT INTO {task.name} (id) VALUES (%s)"
+        other.execute(new.encode(), (min({*range(4)} - ids),))
         other.execute("ROLLBACK")
         writer.join(180)
     assert calls.count("begin") > 1
