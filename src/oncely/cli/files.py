@@ -14,6 +14,7 @@ import msgspec
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
+from oncely.cli.tables import printable
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
 from oncely.files.reading import Allowed, rows
@@ -182,7 +183,7 @@ def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | Non
 
 def _line(text: str) -> str:
     """The text on one line, without control characters."""
-    return screen.redact("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text))
+    return screen.redact(printable(text, len(text)))
 
 
 def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

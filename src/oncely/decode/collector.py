@@ -16,7 +16,6 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, InvalidRecord
 from oncely.decode.columns import Piece, Positions
 from oncely.garbage import no_gc
-from oncely.reject_summary import printable
 
 SLICE_ROWS = 32_768
 SLICE_BYTES = 16 * 1024 * 1024
@@ -91,7 +90,7 @@ class RowCollector:
         ascending = all(a[-1] < b[0] for (a, _), (b, _) in pairwise(pieces))
         self._pieces += pieces if ascending else _sorted(pieces)
         self._rejections += (
-            Rejection(first + at, "decode", readable(refused[at])) for at in sorted(refused)
+            Rejection(first + at, "decode", shortened(refused[at])) for at in sorted(refused)
         )
 
     def decoded(self) -> Decoded:
@@ -116,11 +115,9 @@ def as_arrow(records: Iterable[Positions]) -> pa.Int64Array:
     return pa.array(np.concatenate([np.empty(0, np.int64), *records]), pa.int64())
 
 
-def readable(reason: str) -> str:
-    """A reason in the form that is stored and logged: short, on one line, without a NUL."""
-    if len(reason) > _LONGEST_REASON:
-        reason = reason[:_LONGEST_REASON] + "…"
-    return printable(reason)
+def shortened(reason: str) -> str:
+    """A reason of bounded length."""
+    return reason if len(reason) <= _LONGEST_REASON else reason[:_LONGEST_REASON] + "…"
 
 
 @dataclass(frozen=True)

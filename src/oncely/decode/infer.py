@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
-from oncely.decode.collector import Slice, readable, slices
+from oncely.decode.collector import Slice, shortened, slices
 from oncely.decode.columns import Positions, from_dicts
 from oncely.decode.merging import CAPS, Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
@@ -234,7 +234,7 @@ class _Run:
             quota *= _MORE
 
     def _refuse(self, record: int, why: str) -> None:
-        self.rejections.append(Rejection(record, "decode", readable(why)))
+        self.rejections.append(Rejection(record, "decode", shortened(why)))
 
     def _code(self, scope: Scope) -> int:
         code = self._codes.setdefault(scope, len(self._scopes))
@@ -293,7 +293,7 @@ class _Run:
         if self._judge is not None and grown.columns is not scope.columns:
             why = self._judge(grown.members)
             if why is not None:
-                self.rejections.append(Rejection(record, "write", readable(why)))
+                self.rejections.append(Rejection(record, "write", shortened(why)))
                 return None
         scope.records.append(record)
         scope.rows.append(grown.row)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
-from oncely.decode.collector import readable
+from oncely.decode.collector import shortened
 from oncely.decode.reference import utf8
 from oncely.errors import ConfigError
 
@@ -155,5 +155,5 @@ def _texts(values: pa.ChunkedArray, what: str, bad: dict[int, str]) -> pa.Chunke
             try:
                 found[-1] = None if value is None else utf8(value, what)
             except InvalidRecord as error:
-                bad.setdefault(record, readable(str(error)))
+                bad.setdefault(record, shortened(str(error)))
         return pa.chunked_array([pa.array(found, pa.string())])

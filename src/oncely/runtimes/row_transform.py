@@ -112,7 +112,8 @@ class KeepsKeys:
     ) -> tuple[pa.Table, IntArray, list[Rejection]]:
         """The rows of the inner transform; one with another key is a rejection of its record."""
         made, record, refused = self.inner.apply(rows, row_record)
-        bad = self._computed(rows.take(pa.array(np.searchsorted(row_record, record))), made)
+        own = rows.select([name for name in rows.column_names if name in self.keys])
+        bad = self._computed(own.take(pa.array(np.searchsorted(row_record, record))), made)
         if not bad:
             return made, record, refused
         by_record = {int(record[row]): bad[row] for row in sorted(bad, reverse=True)}
