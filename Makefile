@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Test processes side by side; they share a broker and a PostgreSQL. Much of a test is waiting.
-JOBS ?= 3
+JOBS ?= 4
 # Seeds of workers that are simulated, and an eighth as many of runs in batches.
 SEEDS ?= 3000
 # Where long tests and those of either runtime are: each process need not collect the others.
@@ -54,7 +54,7 @@ test: $(READY) ## Run the tests against real servers, in a quarter of an hour (m
 	@$(PREPARE)
 	@$(PYTEST)
 
-proof: JOBS = 4
+proof: JOBS = 5
 proof: export ONCELY_NATIVE = off
 proof: $(READY) ## Run without oncely-native the long tests (every crash point, servers that have changed), and a run, a kill and a transform a kind on Spark
 	@$(PREPARE)

@@ -222,7 +222,11 @@ def _set_policy(broker: Broker, topics: Topics, policy: str) -> None:
 
 
 def set_config(broker: Broker, topic: str, config: Mapping[str, str]) -> None:
-    """Set configuration of a topic."""
+    """Set configuration of a topic, and wait until the broker applies it.
+
+    A broker answers before. It applies the metadata log update by update, and of one update topics
+    before configuration: the second of two new topics is in a later update than the configuration.
+    """
     entries = [
         ConfigEntry(name, one, incremental_operation=AlterConfigOpType.SET)
         for name, one in config.items()
@@ -230,6 +234,8 @@ def set_config(broker: Broker, topic: str, config: Mapping[str, str]) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     admin = broker.admin()
     admin.incremental_alter_configs([resource])[resource].result(120)
+    for _ in range(2):
+        broker.create_topic(f"later-{uuid.uuid4().hex[:12]}")
 
 
 def _end_of(topics: Topics) -> int:

@@ -131,7 +131,7 @@ def turns(
     "count",
     [
         100,
-        pytest.param(1_000, marks=[pytest.mark.long, pytest.mark.timeout(300)]),
+        pytest.param(1_000, marks=[pytest.mark.long, pytest.mark.deep, pytest.mark.timeout(300)]),
         pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.deep, pytest.mark.timeout(900)]),
     ],
 )

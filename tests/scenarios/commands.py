@@ -18,8 +18,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from typing import IO, Any
 from unittest import mock
+
+from typer.main import get_command
 
 from oncely.cli import app, options, screen
 from oncely.config import parse
@@ -75,6 +78,12 @@ def _run_here(words: list[str], env: Mapping[str, str]) -> Done:
     return subprocess.CompletedProcess(words, int(code or 0), out.getvalue(), err.getvalue())
 
 
+@cache
+def _command() -> Any:
+    """The commands and options, which Typer makes anew for each call."""
+    return get_command(app.app)
+
+
 @contextmanager
 def _caught(number: int, redirect: Callable[[IO[str]], Any]) -> Iterator[io.StringIO]:
     """What goes to a file descriptor, and to Python's stream on top of it."""
@@ -101,6 +110,7 @@ def _as_in_a_new_process(words: list[str], env: Mapping[str, str]) -> Iterator[N
     loggers = [root, ours, *map(logging.getLogger, ("py4j", "py4j.clientserver"))]
     levels = [one.level for one in loggers]
     with (
+        mock.patch.object(app, "app", _command()),
         mock.patch.object(sys, "argv", ["oncely", *words]),
         mock.patch.object(sys, "path", list(sys.path)),
         mock.patch.dict(os.environ, env),

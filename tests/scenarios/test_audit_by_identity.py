@@ -223,11 +223,10 @@ def test_a_delta_table(spark: Any, make_delta_world: Callable[..., DeltaWorld]) 
     world.run(spark, **sections)
     # The reader of Delta tables needs a Spark with its jars.
     command = ["audit", world.file(**sections), "--id", "k", "--by", "hour(ts)"]
-    clean = json.loads(oncely(*command, "--json", alone=True).stdout)
-    assert (clean["verdict"], clean["records"]) == ("clean", 20), clean
     deltalake.DeltaTable(str(world.root)).delete("k = '7'")
     damaged = json.loads(oncely(*command, "--json", alone=True, expect=1).stdout)
     assert [one["detail"] for one in damaged["lost"]] == ["id 7: 1 record, no row"]
+    assert damaged["records"] == 20
 
 
 class IntoTopic(World):

@@ -60,7 +60,9 @@ def assert_each_once(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "each"]
+    "every",
+    [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.deep])],
+    ids=["each kind", "each"],
 )
 def test_killed_before_and_after_every_statement(world: World, zygote: Zygote, every: bool) -> None:
     settings = world.settings()

@@ -111,7 +111,9 @@ def test_the_report_of_an_audit(world: World, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "each"]
+    "every",
+    [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.deep])],
+    ids=["each kind", "each"],
 )
 def test_killed_before_and_after_every_statement(world: World, zygote: Zygote, every: bool) -> None:
     settings, before = world.settings(), content(world)

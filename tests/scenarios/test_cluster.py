@@ -63,6 +63,7 @@ def test_an_executor_is_killed_in_the_middle_of_a_commit(
     assert world.sql("SELECT DISTINCT grp FROM rows") == [("marked",)]
 
 
+@pytest.mark.deep  # the test above, and the same with rows that one executor holds
 @pytest.mark.timeout(900)
 def test_executors_are_killed_while_the_driver_publishes_their_rows(
     make_world: Any, cluster: SparkCluster

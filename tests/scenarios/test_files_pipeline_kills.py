@@ -58,6 +58,7 @@ def test_a_worker_and_a_driver_are_hurt_while_files_are_written_and_named(
 
 
 @pytest.mark.long
+@pytest.mark.deep  # the test above, and the broker
 @pytest.mark.timeout(900)
 def test_everything_is_hurt_while_files_are_written_and_named(tmp_path: Path, spark: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:

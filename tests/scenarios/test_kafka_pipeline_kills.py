@@ -68,6 +68,7 @@ def test_a_worker_and_a_driver_are_hurt_inside_a_transaction(
 
 
 @pytest.mark.long
+@pytest.mark.deep  # the test above, and the broker
 @pytest.mark.timeout(400)
 def test_everything_is_hurt_inside_a_transaction(tmp_path: Path, spark: Any) -> None:
     with Broker(tmp_path / "kafka") as broker:

@@ -62,6 +62,7 @@ def test_a_worker_a_session_and_a_driver_are_hurt_in_turn(
 
 
 @pytest.mark.long
+@pytest.mark.deep  # the test above, and the servers in turn
 @pytest.mark.timeout(900)
 def test_everything_is_hurt_in_turn(tmp_path: Path) -> None:
     with Broker(tmp_path / "kafka") as broker, Postgres(settings={"autovacuum": "off"}) as postgres:

@@ -70,10 +70,9 @@ def test_weaker_semantics_at_every_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.deep
 @pytest.mark.timeout(_LONGEST)
-@pytest.mark.parametrize(
-    "delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.deep)]
-)
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_on_spark(tmp_path: Path, delivery: str) -> None:
     """The same processes die: a driver, its JVM and a worker of Spark."""
     shown(tmp_path, ["sql"], POINTS_OF["sql"], [delivery], "spark")

@@ -44,6 +44,7 @@ def tortured(
 
 
 @pytest.mark.long
+@pytest.mark.deep  # every call; two of them: the last test
 def test_work_in_the_transaction_is_done_once(tmp_path: Path) -> None:
     """The handler of the examples."""
     setup, tables = repository() / "examples" / "billing.sql", ("bills", "debts")

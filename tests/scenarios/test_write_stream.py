@@ -134,6 +134,7 @@ def test_killed_between_our_commit_and_sparks(query: Query, spark: Any) -> None:
 
 @both
 @pytest.mark.long
+@pytest.mark.deep  # one such kill: the test above
 @pytest.mark.timeout(900)
 def test_killed_round_several_commits(query: Query, spark: Any) -> None:
     """The last death falls on the last data batch: nothing but the watermark moves after it."""

@@ -199,6 +199,8 @@ class Postgres(ChildServer):
         command += ["--auth=scram-sha-256", f"--pwfile={self._password_file}"]
         command += ["--encoding=UTF8", "--locale-provider=builtin", "--locale=C.UTF-8"]
         command += ["--lc-messages=C", "--no-sync"]
+        # A random password gains nothing from the 4,096 of the default, each connection loses 4 ms.
+        command += ["--set=scram_iterations=1"]
         uid, gid = self._runs_as or (None, None)
         done = subprocess.run(
             command,
