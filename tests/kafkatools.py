@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.clients.kafka.client import make
@@ -20,7 +20,6 @@ from oncely.core.claim import Fence
 from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.testing.processes import await_that
 from oncely.testing.readers import Isolation, messages
 from oncely.testing.servers.kafka import Broker
 from tests.sinktools import SCHEMA, SOURCE, T1, open_sink
@@ -200,25 +199,9 @@ def forget_group(broker: Broker, topics: Topics) -> None:
 
 def empty_ledger(broker: Broker, topics: Topics) -> None:
     """Delete all records of the ledger topic."""
-    _set_policy(broker, topics, "delete")
-    end = {topics.ledger_partition: _end_of(topics)}
-
-    def deleted() -> bool:
-        """The broker applies a policy some time after its answer."""
-        try:
-            broker.delete_records(topics.ledger, end)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
-                raise
-            return False
-        return True
-
-    await_that(deleted, "the policy of the ledger topic")
-    _set_policy(broker, topics, "compact")
-
-
-def _set_policy(broker: Broker, topics: Topics, policy: str) -> None:
-    set_config(broker, topics.ledger, {"cleanup.policy": policy})
+    set_config(broker, topics.ledger, {"cleanup.policy": "delete"})
+    broker.delete_records(topics.ledger, {topics.ledger_partition: _end_of(topics)})
+    set_config(broker, topics.ledger, {"cleanup.policy": "compact"})
 
 
 def set_config(broker: Broker, topic: str, config: Mapping[str, str]) -> None:
