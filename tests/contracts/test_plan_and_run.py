@@ -106,6 +106,12 @@ def test_a_name_that_no_column_may_have(
     refused(settings(f"`{name}` INT", **sql), "sink.table", repr(name))
 
 
+def test_names_that_postgresql_truncates(settings: Callable[..., Settings], database: str) -> None:
+    columns = f"{'c' * 63}1 INT, {'c' * 63}2 INT"
+    sql = {"kind": "sql", "url": database, "table": "one"}
+    refused(settings(columns, **sql), "sink.table", "truncates it")
+
+
 def test_another_table(settings: Callable[..., Settings], tmp_path: Path) -> None:
     sql = {"kind": "sql", "url": f"sqlite:///{tmp_path}/rows.db"}
     fine(settings("id INT", **sql, table="one"))

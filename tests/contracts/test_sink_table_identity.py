@@ -209,8 +209,19 @@ PARTITIONED = "CREATE TABLE rows (id bigint, name text) PARTITION BY RANGE (id)"
             ],
             "far is a foreign table",
         ),
+        (
+            ["CREATE MATERIALIZED VIEW rows AS SELECT 1::bigint AS id, ''::text AS name"],
+            "rows is a materialized view",
+        ),
+        (
+            [
+                "CREATE TABLE rows (id bigint, name text)",
+                "CREATE RULE r AS ON INSERT TO rows WHERE NEW.id = 1 DO INSTEAD NOTHING",
+            ],
+            "rows has a rewrite rule",
+        ),
     ],
-    ids=["unlogged", "foreign", "unlogged partition", "foreign partition"],
+    ids=["unlogged", "foreign", "unlogged partition", "foreign partition", "stored view", "rule"],
 )
 def test_a_table_that_does_not_commit_with_the_ledger_is_refused(
     on_postgres: Place, statements: list[str], problem: str

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, SecretStr, model_validator
 
-from oncely.clients.sql.connection import TableName
+from oncely.clients.sql.connection import LONGEST_NAME, TableName
 from oncely.config import urls
 from oncely.config.base import Section, as_tuple
 from oncely.config.errors import Problem, all_invalid, invalid, shown
@@ -21,8 +21,6 @@ from oncely.config.values import (
     quoted,
 )
 from oncely.ledgers.sql.tables import TABLES
-
-_LONGEST_NAME = 63  # bytes: PostgreSQL truncates a longer identifier without an error
 
 
 class SqlSinkSettings(Section):
@@ -102,9 +100,9 @@ def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
     if sink.dialect == "sqlite" and sink.table.schema not in (None, "main"):
         found.append(Problem("table", f"SQLite has no schema {shown(sink.table.schema)}",
                              f"write {quoted(TableName(None, sink.table.name))}"))  # fmt: skip
-    long = [p for p in sink.table if p and len(p.encode()) > _LONGEST_NAME]
+    long = [p for p in sink.table if p and len(p.encode()) > LONGEST_NAME]
     if sink.dialect == "postgresql" and long:
-        found.append(Problem("table", f"PostgreSQL truncates {shown(long[0])} to {_LONGEST_NAME} "
+        found.append(Problem("table", f"PostgreSQL truncates {shown(long[0])} to {LONGEST_NAME} "
         "bytes",
                              "use a shorter name"))  # fmt: skip
     name = sink.table.name.lower() if sink.dialect == "sqlite" else sink.table.name

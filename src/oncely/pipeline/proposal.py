@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oncely.clients.sql.connection import LONGEST_NAME
 from oncely.decode.base import InvalidRecord
 from oncely.decode.merging import CannotMerge, type_of
 from oncely.decode.reference import Whole, json_text, parse_object
@@ -22,7 +23,6 @@ from oncely.errors import ConfigError
 from oncely.pipeline.proposed_file import toml
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 
-_LONGEST_NAME = 63  # bytes, of PostgreSQL
 _SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
 """The names of PostgreSQL's system columns."""
 _NAMED = 8  # columns that a remark names
@@ -260,7 +260,7 @@ def _with_names(made: Proposal, found: Iterable[tuple[str, str]]) -> Iterable[tu
     taken = set[str]()
     table = made.raw["sink"]["kind"] == "sql"
     for name, kind in found:
-        impossible = "\0" in name or len(name.encode()) > _LONGEST_NAME or name in _SYSTEM
+        impossible = "\0" in name or len(name.encode()) > LONGEST_NAME or name in _SYSTEM
         if name.lower() not in taken and not (table and impossible):
             taken.add(name.lower())
             yield name, kind
@@ -410,7 +410,7 @@ def sink_of(to: str | None, topic: str) -> dict[str, Any]:
 def table_of(topic: str) -> str:
     """A table's name that needs no quotes."""
     name = re.sub(r"[^a-z0-9_]", "_", topic.lower())
-    return (f"t_{name}" if name[0].isdigit() else name)[:_LONGEST_NAME]
+    return (f"t_{name}" if name[0].isdigit() else name)[:LONGEST_NAME]
 
 
 # -- bytes -------------------------------------------------------------------------------------

@@ -22,6 +22,10 @@ Params = Sequence[object]
 Row = tuple[Any, ...]
 
 
+LONGEST_NAME = 63
+"""Bytes of a name in PostgreSQL, which truncates a longer one without an error."""
+
+
 class TableName(NamedTuple):
     """A table, its schema None for the connection's default."""
 
@@ -285,10 +289,12 @@ class Relation(NamedTuple):
             inherit from it are not its own. Partitions hold rows of their table.
         is_view: it is a view, to which no rows are copied: COPY counts each row that is sent, also
             if a trigger drops it.
+        is_secured: row-level security applies to this user, for which there is no COPY.
     """
 
     rows: str
     is_view: bool = False
+    is_secured: bool = False
 
 
 @dataclass(frozen=True)
@@ -335,6 +341,8 @@ class Longest(NamedTuple):
     unit: Literal["bytes", "characters"]
     spaces: bool
 
+
+Barred = Literal["", "hides", "refuses"]
 
 Separately = Literal["never", "same keys", "always"]
 """Whether rows are written by separate statements: a statement of several rows could have another
@@ -433,12 +441,13 @@ class Dialect(Protocol):
     def relation(self, connection: Connection, table: TableName) -> Relation:
         """How statements refer to the table."""
 
-    def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
-        """The reason why its rows would not survive with the ledger's, and the way out; None:
-        they do."""
+    def unfit(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
+        """The reason why rows would be lost, or not survive with the ledger's, and the way out;
+        None: they survive."""
 
-    def hides_rows(self, connection: Connection, table: TableName) -> bool:
-        """True if a DELETE of this user may skip rows that its condition selects."""
+    def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
+        """Whether the server hides rows from this user that the condition of a DELETE selects
+        (asked for if ``deletes``), or refuses each new row."""
 
     def cascades(self, connection: Connection, table: TableName) -> list[str]:
         """Tables whose rows a DELETE in this table also deletes or changes."""

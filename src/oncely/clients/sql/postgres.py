@@ -22,6 +22,7 @@ from psycopg.sql import quote as quoted_literal
 from oncely.clients.peers import protocol_at
 from oncely.clients.sql.connection import (
     Answer,
+    Barred,
     Column,
     ColumnFit,
     Connection,
@@ -115,6 +116,31 @@ SELECT
         AND a.attnum = ANY (c.conkey) WHERE c.contype = 'c' AND c.conrelid IN (TABLE tree)
         AND a.attname <> ALL (%s::text[]))
 """
+_UNFIT = """
+SELECT c.oid::regclass::text, CASE WHEN relkind IN ('f', 'm') THEN relkind::text
+    WHEN relpersistence <> 'p' THEN 'unlogged' ELSE 'rule' END
+FROM pg_class c WHERE c.oid IN (
+    SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s))
+) AND (relkind IN ('f', 'm') OR relpersistence <> 'p' OR relkind <> 'v' AND EXISTS (
+    SELECT FROM pg_rewrite WHERE ev_class = c.oid AND ev_enabled <> 'D' AND ev_type <> '1'))
+ORDER BY 1 LIMIT 1
+"""
+_UNFIT_BECAUSE = {
+    "f": (
+        "{} is a foreign table: its rows are not in the transaction of the positions",
+        "write to a table of this database, and copy from there",
+    ),
+    "m": ("{} is a materialized view: it takes no rows", "write to a table"),
+    "unlogged": (
+        "{} is UNLOGGED: a crash of the server empties it, and the positions stay",
+        "`ALTER TABLE {} SET LOGGED`",
+    ),
+    "rule": (
+        "{} has a rewrite rule (CREATE RULE): COPY ignores it, and other statements lose the rows"
+        " that it takes, without an error",
+        "drop or disable the rule; a trigger can do the same for each row",
+    ),
+}
 _FAILED_BEFORE = "25P02"
 _CHAIN = 20  # errors that were raised from another
 _SETUP_LOCK = 0x0ECE_1E  # any constant: it serialises CREATE TABLE IF NOT EXISTS, which races
@@ -566,36 +592,29 @@ class Postgres:
 
     def relation(self, connection: Connection, table: TableName) -> Relation:
         """``ONLY`` excludes rows of tables that inherit, and of partitions."""
-        kind = connection.query(
-            "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", (_regclass(table),)
-        )
-        name = ".".join(self.quote(part) for part in table if part)
-        return Relation(f"ONLY {name}" if kind == [("r",)] else name, kind == [("v",)])
-
-    def not_durable(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
-        """UNLOGGED and foreign tables, also as partitions."""
-        name = _regclass(table)
         rows = connection.query(
-            "SELECT c.oid::regclass::text, c.relkind = 'f' FROM pg_class c WHERE c.oid IN"
-            " (SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s)))"
-            " AND (c.relkind = 'f' OR c.relpersistence <> 'p') ORDER BY 1 LIMIT 1",
-            (name, name),
+            "SELECT relkind::text, row_security_active(oid) FROM pg_class"
+            " WHERE oid = to_regclass(%s)",
+            (_regclass(table),),
         )
+        kind, secured = rows[0] if rows else ("", False)
+        name = ".".join(self.quote(part) for part in table if part)
+        return Relation(f"ONLY {name}" if kind == "r" else name, kind == "v", secured)
+
+    def unfit(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
+        """UNLOGGED and foreign tables, materialized views and tables with rules, also as
+        partitions."""
+        name = _regclass(table)
+        rows = connection.query(_UNFIT, (name, name))
         if not rows:
             return None
-        ((found, foreign),) = rows
-        if foreign:
-            return (
-                f"{found} is a foreign table: its rows are not in the transaction of the positions",
-                "write to a table of this database, and copy from there",
-            )
-        return (
-            f"{found} is UNLOGGED: a crash of the server empties it, and the positions stay",
-            f"`ALTER TABLE {found} SET LOGGED`",
-        )
+        ((found, kind),) = rows
+        problem, way_out = _UNFIT_BECAUSE[kind]
+        return problem.format(found), way_out.format(found)
 
-    def hides_rows(self, connection: Connection, table: TableName) -> bool:
-        """True if row-level security applies to this role and its policies do not pass all rows.
+    def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
+        """By row-level security, if it applies to this role: policies that do not pass all rows,
+        or none that passes a new row.
 
         A DELETE with a condition is subject to the policies for SELECT and for DELETE.
         """
@@ -607,7 +626,10 @@ class Postgres:
             " WHERE c.oid = to_regclass(%s) AND row_security_active(c.oid)",
             (_regclass(table),),
         )
-        return bool(policies) and not all(_all_rows(policies, one) for one in ("r", "d"))
+        if deletes and policies and not all(_all_rows(policies, one) for one in ("r", "d")):
+            return "hides"
+        passes = any(permissive and of in ("*", "a") for of, permissive, _ in policies)
+        return "" if passes or not policies else "refuses"
 
     def cascades(self, connection: Connection, table: TableName) -> list[str]:
         """Tables with a foreign key that deletes or changes their rows."""
@@ -744,7 +766,7 @@ def _refused(text: str, endpoint: str) -> Exception:
     transient."""
     text = text.rpartition("All failures were:")[2]  # the sentence before it repeats the last one
     lines = [line.strip() for line in text.splitlines() if line.strip() and _HINT not in line]
-    last = lines[-1].removeprefix("connection failed: ")
+    last = lines[-1].removeprefix("connection failed: ").removeprefix("DETAIL:  ")
     mistakes = (
         "authentication failed",
         "no password supplied",
@@ -753,6 +775,7 @@ def _refused(text: str, endpoint: str) -> Exception:
         "not permitted",
         "no pg_hba.conf entry",
         "does not support SSL",
+        "CONNECT privilege",
     )
     if any(mistake in last for mistake in mistakes):
         return WrongInput(f"sink.url: {last}", way_out="check user, password, database, sslmode")

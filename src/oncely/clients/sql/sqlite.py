@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from oncely.clients.sql import sqlite_types
 from oncely.clients.sql.connection import (
+    Barred,
     Column,
     ColumnFit,
     Connection,
@@ -241,13 +242,13 @@ class Sqlite:
         del connection
         return Relation(".".join(self.quote(part) for part in table if part))
 
-    def not_durable(self, connection: Connection, table: TableName) -> None:
-        """None: all tables of a file are equally durable."""
+    def unfit(self, connection: Connection, table: TableName) -> None:
+        """None: all tables of a file are equally durable, and there are no rules."""
 
-    def hides_rows(self, connection: Connection, table: TableName) -> bool:
-        """False: there are no policies."""
-        del connection, table
-        return False
+    def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
+        """Neither: there are no policies."""
+        del connection, table, deletes
+        return ""
 
     def cascades(self, connection: Connection, table: TableName) -> list[str]:
         """Tables with a foreign key that deletes or changes their rows."""

@@ -30,18 +30,25 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
     """
     if tables.exists(connection):
         for name in TABLES:
-            require_durable(tables.dialect, connection, tables.beside.sibling(name))
+            table = tables.beside.sibling(name)
+            require_fit(tables.dialect, connection, table)
+            if tables.dialect.relation(connection, table).is_secured:
+                raise TableMismatch(
+                    f"sink.table: row-level security of {table} applies to the role in sink.url: it"
+                    " could hide the positions",
+                    way_out="use a role with BYPASSRLS, or disable it for the tables oncely_*",
+                )
         ledger = LedgerStatements(tables)
         check_same_table(connection, ledger, ledger.registered(connection))
 
 
-def require_durable(dialect: Dialect, connection: Connection, table: TableName) -> None:
+def require_fit(dialect: Dialect, connection: Connection, table: TableName) -> None:
     """Refuse a table whose rows would not be committed, or be lost, together with the ledger's.
 
     Raises:
         TableMismatch: the error names the table, or its partition.
     """
-    found = dialect.not_durable(connection, table)
+    found = dialect.unfit(connection, table)
     if found is not None:
         problem, way_out = found
         raise TableMismatch(f"sink.table: {problem}", way_out=way_out)

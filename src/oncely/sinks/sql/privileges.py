@@ -90,7 +90,8 @@ def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[s
     missing = []
     for table, wanted in [*tables.items(), (sink.wanted.table, own)]:
         if dialect.columns(connection, table):
-            lacks = _lacks(connection, sink, table, wanted)
+            columns = sink.wanted.schema.names if table == sink.wanted.table else []
+            lacks = _lacks(connection, sink, table, wanted, columns)
             quoted = sink.ledger.tables.quoted(table).replace("%%", "%")
             ((name,),) = connection.query("SELECT to_regclass(%s)::text", (quoted,))
             if lacks:
@@ -112,13 +113,22 @@ def _schema(sink: SqlSink, connection: Connection) -> str | None:
 
 
 def _lacks(
-    connection: Connection, sink: SqlSink, table: TableName, wanted: Sequence[str]
+    connection: Connection,
+    sink: SqlSink,
+    table: TableName,
+    wanted: Sequence[str],
+    columns: Sequence[str],
 ) -> list[str]:
+    """The privileges that the user has neither on the table nor on each of the columns."""
     name = sink.ledger.tables.quoted(table).replace("%%", "%")
     return [
         one
         for one in wanted
-        if not connection.query("SELECT has_table_privilege(%s, %s)", (name, one))[0][0]
+        if not connection.query(
+            "SELECT CASE WHEN has_table_privilege(%s, %s) THEN TRUE WHEN %s THEN FALSE ELSE"
+            " (SELECT bool_and(has_column_privilege(%s, c, %s)) FROM unnest(%s::text[]) AS c) END",
+            (name, one, one == "DELETE" or not columns, name, one, list(columns)),
+        )[0][0]
     ]
 
 

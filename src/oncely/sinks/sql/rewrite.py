@@ -64,7 +64,7 @@ class SqlRewrites:
         """
         dialect, table = self.sink.dialect, self.sink.wanted.table
         with self.sink.ledger.looking() as look:
-            if dialect.hides_rows(look, table):
+            if dialect.barred(look, table, deletes=True):
                 raise WrongInput(
                     f"sink.table: row-level security of {table} may hide rows from the role in"
                     " sink.url: a row that is not deleted would be there twice",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from oncely.clients.sql.connection import (
+    LONGEST_NAME,
     Column,
     ColumnFit,
     Connection,
@@ -22,7 +23,7 @@ from oncely.clients.sql.session import transaction
 from oncely.core.digest import Kind, Recipe
 from oncely.decode.schema import is_json
 from oncely.errors import TableMismatch
-from oncely.ledgers.sql.same_table import require_durable
+from oncely.ledgers.sql.same_table import require_fit
 from oncely.ledgers.sql.tables import LedgerTables
 
 SOURCE_COLUMNS = pa.schema(
@@ -100,14 +101,20 @@ class Target:
 
     @property
     def notes(self) -> list[str]:
-        """The columns that give some texts another form, without an error."""
+        """The columns that give some texts another form, without an error; and policies."""
         every = zip(self.fits, self.types, strict=True)
-        return [f"column {fit.name!r} is {of}: it {fit.form}" for fit, of in every if fit.form]
+        found = [f"column {fit.name!r} is {of}: it {fit.form}" for fit, of in every if fit.form]
+        if self.relation.is_secured:
+            found.append(
+                f"row-level security of {self.table} applies to the role in sink.url: a row that a"
+                " policy refuses ends the run"
+            )
+        return found
 
     @property
     def direct(self) -> bool:
         """True if rows may be copied directly into the table."""
-        plain = not self.keys and not self.relation.is_view
+        plain = not (self.keys or self.relation.is_view or self.relation.is_secured)
         return plain and all(fit.cast is None for fit in self.fits)
 
     def recipe(self, keep_source: bool) -> Recipe | None:
@@ -127,7 +134,7 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     Raises:
         TableMismatch: a name is not allowed.
     """
-    _refuse_names(wanted)
+    _refuse_names(dialect, wanted)
     lines = [
         f"    {dialect.quote(field.name)} {_column_type(dialect, field)}"
         + (" NOT NULL" if field.name in wanted.keys or not field.nullable else "")
@@ -139,15 +146,20 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
 
 
-def _refuse_names(wanted: Wanted) -> None:
+def _refuse_names(dialect: Dialect, wanted: Wanted) -> None:
     for name in (wanted.table.name, *wanted.schema.names):
-        reserved = name.startswith(RESERVED)
-        if reserved or "\0" in name:
+        if name.startswith(RESERVED):
             reason = f"names that begin with {RESERVED} are Oncely's own"
-            raise TableMismatch(
-                f"sink.table: {name!r}: {reason if reserved else 'no name contains a NUL'}",
-                way_out="rename it, in decode.schema or a transform, or in sink.table",
-            )
+        elif "\0" in name:
+            reason = "no name contains a NUL"
+        elif dialect.name == "postgresql" and len(name.encode()) > LONGEST_NAME:
+            reason = f"PostgreSQL truncates it to {LONGEST_NAME} bytes"
+        else:
+            continue
+        raise TableMismatch(
+            f"sink.table: {name!r}: {reason}",
+            way_out="rename it, in decode.schema or a transform, or in sink.table",
+        )
 
 
 def _column_type(dialect: Dialect, field: pa.Field) -> str:
@@ -177,8 +189,8 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     Raises:
         TableMismatch: the error names every column that does not fit, and the way out.
     """
-    _refuse_names(wanted)
-    require_durable(dialect, connection, wanted.table)
+    _refuse_names(dialect, wanted)
+    require_fit(dialect, connection, wanted.table)
     columns = dialect.columns(connection, wanted.table)
     if not columns:
         raise TableMismatch(
@@ -206,7 +218,7 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         fits = tuple(replace(fit, rounds=False, scale=None) for fit in fits)
     else:
         _refuse_rounding(wanted, by_name, fits)
-    _refuse_hidden_rows(dialect, connection, wanted)
+    _refuse_policies(dialect, connection, wanted)
     types = tuple(by_name[field.name].type for field in wanted.schema)
     identity = dialect.identity(connection, wanted.table)
     relation = dialect.relation(connection, wanted.table)
@@ -277,19 +289,26 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
         )
 
 
-def _refuse_hidden_rows(dialect: Dialect, connection: Connection, wanted: Wanted) -> None:
-    """Refuse an upsert if row-level security may hide rows from a delete, which the database does
-    not report.
+def _refuse_policies(dialect: Dialect, connection: Connection, wanted: Wanted) -> None:
+    """Refuse a table whose row-level security refuses all rows, or may hide some from the delete of
+    an upsert, which the database does not report.
 
     Raises:
         TableMismatch: the error names the table.
     """
-    if wanted.keys and dialect.hides_rows(connection, wanted.table):
+    barred = dialect.barred(connection, wanted.table, deletes=bool(wanted.keys))
+    of = f"sink.table: row-level security of {wanted.table}"
+    if barred == "hides":
         raise TableMismatch(
-            f"sink.table: row-level security of {wanted.table} may hide rows from the role in"
+            f"{of} may hide rows from the role in"
             " sink.url: a tombstone would delete no row that is hidden, silently",
             way_out="use a role with BYPASSRLS, or give the role a policy for all commands with"
             " USING (true)",
+        )
+    if barred:
+        raise TableMismatch(
+            f"{of} has no policy by which the role in sink.url may insert rows",
+            way_out="create one, or use a role with BYPASSRLS",
         )
 
 
