@@ -163,7 +163,7 @@ def test_a_description_is_json_and_reads_like_the_file(file: Path) -> None:
     assert said["sink"]["url"] == "postgresql://pat:***@db1:5432,db2/shop?sslmode=require"
     assert said["sink"]["max_rejects"] == "100"
     assert said["spark"]["trigger"] == 0.5
-    key = {"format": "string", "column": "id", "type": "STRING", "unwrap": None}
+    key = {"format": "string", "column": "id", "type": "STRING", "unwrap": None, "json": False}
     assert said["decode"]["key"] == key
     file.write_text(SHORTEST)
     said = load(file).describe()

@@ -154,12 +154,20 @@ class TextKey(Section):
         type: the type of the column, which the text spells: ``BIGINT``, ``DATE`` and so on.
         unwrap: the key is a JSON object, and the column is this member of it: ``payload`` for JSON
             with schemas of Kafka Connect.
+        json_value: the key is a JSON value: a text in quotes, a number, true or false.
     """
 
     format: Literal["string"]
     column: Annotated[str, Field(min_length=1)]
     type: Annotated[str, AfterValidator(_key_type)] = "STRING"
     unwrap: Unwrap = None
+    json_value: Annotated[bool, Field(alias="json")] = False
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.unwrap is not None and self.json_value:
+            raise invalid("a member that is unwrapped is a JSON value", "remove it", below="json")
+        return self
 
 
 class JsonKey(_Json):

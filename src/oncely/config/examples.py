@@ -25,6 +25,7 @@ EXAMPLES: Mapping[str, str] = {
     "decode.columns": 'columns = ["key", "value", "timestamp", "headers"]',
     "decode.unwrap": 'unwrap = "payload"',
     "decode.key.unwrap": 'unwrap = "payload"',
+    "decode.key.json": "json = true",
     "decode.metadata.topic": 'topic = "source"',
     "decode.metadata.partition": 'partition = "source_partition"',
     "decode.metadata.offset": 'offset = "source_offset"',

@@ -15,7 +15,7 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
 from oncely.decode.collector import BytesDecoder, read_each
 from oncely.decode.columns import Piece, Positions, from_dicts
-from oncely.decode.reference import Rules, parse_object, read_value, scalar, utf8
+from oncely.decode.reference import Rules, parse_object, parse_value, read_value, scalar, utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError
 
@@ -30,10 +30,12 @@ class TextDecoder(BytesDecoder):
     Attributes:
         rounding: cut off digits that a TIMESTAMP does not keep.
         unwrap: the bytes are a JSON object, and the text is the scalar in this member of it.
+        json: the bytes are a JSON scalar.
     """
 
     rounding: bool = False
     unwrap: str = ""
+    json: bool = False
 
     def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
         found, good, refused = read_each(values.to_pylist(), self._value)
@@ -43,13 +45,15 @@ class TextDecoder(BytesDecoder):
         (field,) = self.schema
         if data is None:
             return {field.name: None}
-        found: Any = self._unwrapped(data) if self.unwrap else utf8(data, self.column)
+        found: Any = self._found(data)
         if not pa.types.is_string(field.type) and type(found) is str:
             found = scalar(found)
-        rules = Rules(strict=not self.unwrap, rounding=self.rounding)
+        rules = Rules(strict=not (self.unwrap or self.json), rounding=self.rounding)
         return {field.name: read_value(field.type, found, field.name, rules)}
 
-    def _unwrapped(self, data: bytes) -> Any:
+    def _found(self, data: bytes) -> Any:
+        if not self.unwrap:
+            return parse_value(data, self.column) if self.json else utf8(data, self.column)
         members = parse_object(data, self.column)
         if self.unwrap not in members:
             raise InvalidRecord(f"the {self.column} has no member {self.unwrap!r}")

@@ -104,6 +104,18 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     Raises:
         InvalidRecord: it is not.
     """
+    found = parse_value(data, what)
+    if not isinstance(found, dict):
+        raise InvalidRecord(f"the {what} is not a JSON object but {show(found)}")
+    return found
+
+
+def parse_value(data: bytes | None, what: str) -> Any:
+    """Parse strict JSON: one value of any kind, with numbers as texts.
+
+    Raises:
+        InvalidRecord: it is not.
+    """
     if data is None:
         raise InvalidRecord(f"the {what} is null")
     text = utf8(data, what)
@@ -114,15 +126,12 @@ def parse_object(data: bytes | None, what: str = "value") -> dict[str, Any]:
     if _too_deep(text):
         raise InvalidRecord(f"the {what} is nested more than {DEEPEST} deep")
     try:
-        found = _SCANNER.decode(text)
+        return _SCANNER.decode(text)
     except json.JSONDecodeError as error:
         problem = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
         raise InvalidRecord(f"the {what} is not JSON: {problem}") from None
     except _NotJson as error:
         raise InvalidRecord(f"the {what} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InvalidRecord(f"the {what} is not a JSON object but {show(found)}")
-    return found
 
 
 def utf8(data: bytes, what: str) -> str:

@@ -60,7 +60,8 @@ def _decoder(
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            return TextDecoder(key_schema(settings), column, rounding, settings.unwrap or "")
+            unwrap, is_json = settings.unwrap or "", settings.json_value
+            return TextDecoder(key_schema(settings), column, rounding, unwrap, is_json)
         case JsonDecode() | JsonKey():
             schema = parse_schema(settings.schema_ddl, key=f"{path}.schema")
             strict, unwrap = settings.strict, settings.unwrap or ""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from oncely.clients.sql.connection import LONGEST_NAME
 from oncely.decode.base import InvalidRecord
 from oncely.decode.merging import CannotMerge, type_of
-from oncely.decode.reference import Whole, json_text, parse_object
+from oncely.decode.reference import Whole, json_text, parse_object, parse_value
 from oncely.decode.schema import ddl_name, type_name
 from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
@@ -32,6 +32,15 @@ _NESTED = ("STRUCT", "ARRAY", _VARIES)
 _TIMES = ("DATE", "TIMESTAMP_NTZ", "TIMESTAMP", "STRING")
 """The types of texts; each but STRING takes the texts of those before it."""
 _MILLIS_DIGITS = 13
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_LOGICAL = {
+    "org.apache.kafka.connect.data.Date": "DATE '1970-01-01' + {}::INTEGER",
+    "org.apache.kafka.connect.data.Timestamp": "make_timestamptz({} * 1000)",
+    "io.debezium.time.Date": "DATE '1970-01-01' + {}::INTEGER",
+    "io.debezium.time.Timestamp": "make_timestamptz({} * 1000)",
+    "io.debezium.time.MicroTimestamp": "make_timestamptz({})",
+}
+"""The time of a number, by the name of its schema."""
 _DATABASES = ("sqlite", "postgresql", "postgres")
 
 
@@ -86,6 +95,18 @@ class Records:
         """The keys that are not null."""
         return [one for one in self.keys if one is not None]
 
+    def with_keys(self, texts: Iterable[str]) -> Records:
+        """The same records, with these texts for the keys that are not null."""
+        rest = iter(texts)
+        return replace(self, keys=[None if k is None else next(rest).encode() for k in self.keys])
+
+    @cached_property
+    def logical(self) -> dict[str, str]:
+        """By member of wrapped values: the name that its schema of Kafka Connect has."""
+        schemas = (one["schema"] for one in self._objects if one and self.wrapped and one["schema"])
+        fields = [one for schema in schemas for one in schema.get("fields", [])]
+        return {one["field"]: one["name"] for one in fields if one.keys() >= {"field", "name"}}
+
     @cached_property
     def objects(self) -> list[dict[str, Any] | None]:
         """The value of each record as a JSON object, unwrapped, or None."""
@@ -136,6 +157,7 @@ def propose(raw: dict[str, Any], records: Records, registry: str | None) -> Prop
     made = Proposal({**raw, "decode": {}})
     _decode(made, records, registry)
     _key(made, records, registry)
+    _logical(made, records)
     _mode(made, records)
     made.raw = {name: made.raw[name] for name in ("name", "source", "decode", "transform", "sink")
                 if name in made.raw}  # fmt: skip
@@ -149,7 +171,7 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     present, objects = records.present, [one for one in records.objects if one is not None]
     framed = sum(map(_is_framed, present))
     if objects and 2 * len(objects) >= len(present):
-        _json(made, records.members, len(objects), len(present))
+        _json(made, records, len(objects), len(present))
         if records.wrapped and made.raw["decode"]["format"] == "json":
             made.raw["decode"]["unwrap"] = "payload"
             made.behind["decode.unwrap"] = "the values are JSON with schemas of Kafka Connect"
@@ -170,7 +192,8 @@ def _decode(made: Proposal, records: Records, registry: str | None) -> None:
     return
 
 
-def _json(made: Proposal, members: dict[str, Member], objects: int, values: int) -> None:
+def _json(made: Proposal, records: Records, objects: int, values: int) -> None:
+    members = records.members
     found = dict(_with_names(made, _columns(members)))
     made.raw["decode"] = {"format": "json", "schema": _schema(found.items())}
     made.behind["decode.format"] = f"{objects:,} of {values:,} values are JSON objects"
@@ -181,7 +204,8 @@ def _json(made: Proposal, members: dict[str, Member], objects: int, values: int)
     )
     for name in [name for name, one in members.items() if one.varies][:_NAMED]:
         made.remark("decode.schema", f"{name!r} varies: {members[name].varies}.")
-    for name in [name for name in found if members[name].is_millis][:_NAMED]:
+    told = [name for name in found if members[name].is_millis and name not in records.logical]
+    for name in told[:_NAMED]:
         column = name.replace('"', '""')
         made.remark(
             "decode.schema",
@@ -271,6 +295,24 @@ def _schema(found: Iterable[tuple[str, str]]) -> str:
     return text.replace("$$", "$$$$").replace("${", "$${")
 
 
+def _logical(made: Proposal, records: Records) -> None:
+    """Columns of a converter's numbers of days, milliseconds and microseconds become times."""
+    casts, members = [], records.members
+    for name, kind in records.logical.items():
+        cast = _LOGICAL.get(kind)
+        if cast and name not in made.keys and name in members and members[name].type == "BIGINT":
+            column = '"' + name.replace('"', '""') + '"'
+            casts.append(f"{cast.format(column)} AS {column}")
+        elif kind == _DECIMAL:
+            made.remark(
+                "decode.schema",
+                f"{name!r} is a Decimal of Kafka Connect, whose bytes have the form of Base64. For"
+                ' numbers: "value.converter.decimal.format" = "NUMERIC" at the connector.',
+            )
+    if casts and made.raw["decode"]["format"] == "json":
+        made.raw["transform"] = {"sql": f"SELECT * REPLACE ({', '.join(casts)}) FROM input"}
+
+
 def _partitioning(made: Proposal, found: dict[str, str]) -> None:
     if made.raw["sink"]["kind"] == "delta":  # partitions are values of columns
         days = [name for name, kind in found.items() if kind == "DATE"]
@@ -302,12 +344,12 @@ def _key(made: Proposal, records: Records, registry: str | None) -> None:
         made.raw["decode"]["key"] = {"format": "json", "schema": _schema(found.items()), **unwrap}
         made.keys = tuple(found)
     elif payloads is not None and not any(isinstance(one, dict | list) for one in payloads):
-        texts = iter([one if isinstance(one, str) else json_text(one) for one in payloads])
-        plain = [None if key is None else next(texts).encode() for key in records.keys]
-        _text_key(made, replace(records, keys=plain))
-        made.raw["decode"]["key"] |= unwrap
+        texts = [one if isinstance(one, str) else json_text(one) for one in payloads]
+        _text_key(made, records.with_keys(texts), unwrap)
+    elif all(quoted := [_quoted(one) for one in keys]):
+        _text_key(made, records.with_keys(quoted), {"json": True})
     elif all(map(_is_text, keys)):
-        _text_key(made, records)
+        _text_key(made, records, {})
 
 
 def _are_keys(made: Proposal, found: dict[str, str], records: Records) -> bool:
@@ -319,7 +361,7 @@ def _are_keys(made: Proposal, found: dict[str, str], records: Records) -> bool:
     )
 
 
-def _text_key(made: Proposal, records: Records) -> None:
+def _text_key(made: Proposal, records: Records, more: dict[str, Any]) -> None:
     decode, members = made.raw["decode"], records.members
     if decode["format"] == "raw":
         decode["columns"], members = ["value", "timestamp"], {}
@@ -328,7 +370,7 @@ def _text_key(made: Proposal, records: Records) -> None:
     names = ("key", "record_key", "kafka_key", *(f"key_{n}" for n in range(len(taken))))
     free = [name for name in names if name not in taken]
     made.keys = ((same or free)[0],)
-    decode["key"] = {"format": "string", "column": made.keys[0]}
+    decode["key"] = {"format": "string", "column": made.keys[0], **more}
     if same and members[same[0]].type == "BIGINT":
         decode["key"]["type"] = "BIGINT"
     if same:
@@ -421,6 +463,15 @@ def _object(data: bytes | None) -> dict[str, Any] | None:
         return parse_object(data)
     except InvalidRecord:
         return None
+
+
+def _quoted(data: bytes) -> str:
+    """The text that JSON has in quotes; empty if it is another value."""
+    try:
+        found = parse_value(data, "key")
+    except InvalidRecord:
+        return ""
+    return found if type(found) is str else ""
 
 
 def _payloads(objects: Sequence[dict[str, Any] | None]) -> list[Any] | None:

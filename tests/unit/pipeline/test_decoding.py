@@ -167,5 +167,12 @@ def test_keys_are_unwrapped_and_an_inferred_schema_is_not() -> None:
         "the key is not a JSON object but 9",
         'id: expected BIGINT, found the text "x"',
     ]
+    decoder = made(format="json", schema="s STRING", key=key | {"unwrap": None, "json": True})
+    keys = [b"7", b'"8"', b'"x"', b"x"]
+    found = decoder.decode(pa.table({"key": keys, "value": pa.array([b"{}"] * 4, pa.binary())}))
+    assert found.rows["id"].to_pylist() == [7, 8]
+    assert "not JSON" in found.rejections[1].reason
+    with pytest.raises(ValueError, match="is a JSON value"):
+        made(format="json", schema="s STRING", key=key | {"json": True})
     with pytest.raises(ValueError, match="does not unwrap"):
         made(format="json", schema="infer", unwrap="payload")

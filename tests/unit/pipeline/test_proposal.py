@@ -159,6 +159,23 @@ def test_connects_envelopes_are_unwrapped() -> None:
     assert made.raw["decode"]["key"] == {"format": "string", "column": "key"}, "two types of id"
 
 
+def test_numbers_whose_schema_is_a_time_become_times() -> None:
+    """As converters of Kafka Connect and Debezium write them; a decimal is told."""
+    connect = "org.apache.kafka.connect.data"
+    kinds = {"d": f"{connect}.Date", "at": f"{connect}.Timestamp", "n": f"{connect}.Decimal",
+             "micro": "io.debezium.time.MicroTimestamp"}  # fmt: skip
+    schema = {"fields": [{"field": one, "name": kind} for one, kind in kinds.items()]}
+    value = {"d": 20_000, "at": 1_700_000_000_123, "n": "AeJA", "micro": 1_700_000_000_123_456}
+    values = bytes_of([{"schema": schema, "payload": value}])
+    made, pipeline, _ = proposed([b'"k"'], values, None, True)
+    assert made.raw["decode"]["key"] == {"format": "string", "column": "key", "json": True}
+    assert any("decimal.format" in one for one in made.above["decode.schema"])
+    (row,) = decoded(pipeline, [b'"k"'], values).rows.drop(["n"]).to_pylist()
+    assert {name: str(one)[:10] for name, one in row.items()} == {
+        "d": "2024-10-04", "at": "2023-11-14", "micro": "2023-11-14", "key": "k",
+    }  # fmt: skip
+
+
 def test_milliseconds_are_told_and_become_a_timestamp_as_the_remark_says() -> None:
     values = bytes_of([{"id": 7, "at": 1_700_000_000_123, "gone": 1}, {"at": 1_700_000_000_456}])
     made, pipeline, _ = proposed([None] * 2, values)
