@@ -23,7 +23,7 @@ from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, SourceIdentity, TopicPartition
-from oncely.errors import ConfigError, TopicMissing, Unavailable
+from oncely.errors import TopicMissing, Unavailable, WrongInput
 from oncely.sources.start import Moment, Start
 
 _FEW = 100  # single records
@@ -235,7 +235,7 @@ class KafkaSource:
                 ),
                 lambda answer: (one.error for one in answer.topic_partitions if one.error),
             )
-        except ConfigError as error:
+        except WrongInput as error:
             raise Unavailable(f"{doing}: {error}") from error
 
     def mirrored(self, group: str) -> dict[TopicPartition, Position]:

@@ -15,7 +15,7 @@ from oncely.clients.kafka.group_members import members_of
 from oncely.clients.kafka.inbox import Polled
 from oncely.config import parse
 from oncely.core.topics import TopicPartition
-from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
+from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, WrongInput
 from tests.extras import IN_THE_BASE, PIPELINE
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -305,6 +305,7 @@ FATAL = KafkaError._FATAL
             "worker.instance: 'one' is still a member",
         ),
         (KafkaError(KafkaError.GROUP_MAX_SIZE_REACHED), Unavailable, "work in group 'g'"),
+        (KafkaError(KafkaError.POLICY_VIOLATION), WrongInput, "work in group 'g'"),
     ],
 )
 def test_errors_of_the_group(

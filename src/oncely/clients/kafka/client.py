@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 
 from oncely.clients.kafka import properties
 from oncely.clients.peers import protocol_at
-from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
+from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable, WrongInput
 from oncely.secrets import Secrets
 
 K = TypeVar("K", bound=Hashable)
@@ -56,7 +56,20 @@ _PASSING = (
 _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
+_FINAL = (
+    KafkaError.INVALID_CONFIG,
+    KafkaError.INVALID_GROUP_ID,
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
+)
+"""Answers that another attempt gets, too."""
 OFFSETS_DELAYED = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -382,10 +395,15 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
         return ConfigError(
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
-            way_out="grant this user Describe and Read on the topics of the source, and on those of"
-            " the sink what the kafka-acls commands of `oncely plan` grant",
+            way_out="grant this user Describe and Read on the topics and the group of the source,"
+            " and on those of the sink what the kafka-acls commands of `oncely plan` grant",
         )
-    return Unavailable(f"{doing}: {brokers}: {error.str()}")
+    text = f"{doing}: {brokers}: {error.str()}"
+    if error.code() in _FINAL:
+        return WrongInput(
+            text, way_out="another attempt gets the same answer: change what it names"
+        )
+    return Unavailable(text)
 
 
 def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:
