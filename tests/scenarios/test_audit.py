@@ -113,6 +113,20 @@ def test_one_lost_and_another_twice(world: AuditWorld) -> None:
     assert found(world.audit()) == {"lost": [(0, 3)], "duplicated": [(0, 4)]}
 
 
+def test_an_offset_with_digits_after_the_point_is_of_no_record(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
+) -> None:
+    world = AuditWorld(broker.bootstrap, place, make_topic(partitions=1), tmp_path)
+    type_, strict = ("numeric", "") if place.is_postgres else ("REAL", " STRICT")
+    own = f"id INT, name TEXT, kafka_topic TEXT, kafka_partition INT, kafka_offset {type_}"
+    world.sql(f"CREATE TABLE rows ({own}){strict}")
+    world.publish(range(10))
+    world.run()
+    assert world.audit().verdict == "clean"
+    world.sql("UPDATE rows SET kafka_offset = 5.25 WHERE kafka_offset = 5")
+    assert found(world.audit()) == {"lost": [(0, 5)], "unexpected": [(0, None)]}
+
+
 @pytest.mark.parametrize(
     ("offset", "where"),
     [(20 + 5, "a marker"), (20 + 6, "an aborted record"), (500, "beyond the position")],
