@@ -533,6 +533,26 @@ def test_filtered_records_and_several_rows(filtering: AuditWorld) -> None:
     assert found(filtering.audit(sections=SECTIONS)) == {"lost": [(0, 4)]}
 
 
+@pytest.mark.parametrize("keep_source", [True, False])
+def test_a_changed_amendment_of_the_ledger_is_no_lost_record(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path, keep_source: bool
+) -> None:
+    topic = make_topic(partitions=1)
+    world = AuditWorld(broker.bootstrap, place, topic, tmp_path, keep_source, expand)
+    world.publish(range(20))
+    world.run()
+    world.sql(
+        'INSERT INTO oncely_amendments (pipeline, topic, "partition", amendment, range_start,'
+        " range_end, epoch, kind, records, written, rejected, filtered, digest, recipe)"
+        " SELECT pipeline, topic, \"partition\", 'a', 7, 8, epoch, 'replay', 1, 1, 0, 0, 0, recipe"
+        " FROM oncely_ranges WHERE range_start = 7"
+    )
+    broker.delete_records(topic, {0: 18})
+    report = world.audit(sections=SECTIONS)
+    assert (report.verdict, report.found) == ("unknown", {})
+    assert any("in its amendments or ranges" in one.reason for one in report.undecided)
+
+
 def test_a_filter_that_changed_since(filtering: AuditWorld) -> None:
     """The rows are those that were committed, and as many records as then have none."""
     report = filtering.audit(sections={})

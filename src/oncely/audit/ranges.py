@@ -156,6 +156,13 @@ class _State:
         return self.part.digest is not None and self.part.digest == stored
 
     @property
+    def is_whole(self) -> bool:
+        """True if all rows and dead letters that were committed are there."""
+        letters = sum(one.rejects for one in (*self.others, *(one for _, one in self.passed)))
+        counts = self.part.counts
+        return self.is_stored and counts is not None and letters >= counts.rejects
+
+    @property
     def is_given(self) -> bool:
         """True if, but for the passed cells, the records give the history's digest."""
         recomputed = _plus(self.passed_digest, self.expected)
@@ -409,7 +416,7 @@ class RangeComparison:
         """The conclusion, if values need not be compared. A transform that has changed since says
         nothing about rows that are those of the history's digest."""
         if state.is_stored and not state.is_given:
-            return settle(state.part, plain, stored=True)
+            return settle(state.part, plain, stored=True, whole=state.is_whole)
         if state.recomputed is None:
             return settle(state.part, plain)
         best = _passed(state.passed)
