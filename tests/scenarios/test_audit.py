@@ -113,6 +113,20 @@ def test_one_lost_and_another_twice(world: AuditWorld) -> None:
     assert found(world.audit()) == {"lost": [(0, 3)], "duplicated": [(0, 4)]}
 
 
+def test_an_offset_with_digits_after_the_point_is_of_no_record(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path
+) -> None:
+    world = AuditWorld(broker.bootstrap, place, make_topic(partitions=1), tmp_path)
+    type_, strict = ("numeric", "") if place.is_postgres else ("REAL", " STRICT")
+    own = f"id INT, name TEXT, kafka_topic TEXT, kafka_partition INT, kafka_offset {type_}"
+    world.sql(f"CREATE TABLE rows ({own}){strict}")
+    world.publish(range(10))
+    world.run()
+    assert world.audit().verdict == "clean"
+    world.sql("UPDATE rows SET kafka_offset = 5.25 WHERE kafka_offset = 5")
+    assert found(world.audit()) == {"lost": [(0, 5)], "unexpected": [(0, None)]}
+
+
 @pytest.mark.parametrize(
     ("offset", "where"),
     [(20 + 5, "a marker"), (20 + 6, "an aborted record"), (500, "beyond the position")],
@@ -517,6 +531,26 @@ def test_filtered_records_and_several_rows(filtering: AuditWorld) -> None:
     assert (report.verdict, report.records, report.accounted) == ("clean", 30, 30)
     filtering.sql("DELETE FROM rows WHERE id = 4")
     assert found(filtering.audit(sections=SECTIONS)) == {"lost": [(0, 4)]}
+
+
+@pytest.mark.parametrize("keep_source", [True, False])
+def test_a_changed_amendment_of_the_ledger_is_no_lost_record(
+    broker: Broker, make_topic: Callable[..., str], place: Place, tmp_path: Path, keep_source: bool
+) -> None:
+    topic = make_topic(partitions=1)
+    world = AuditWorld(broker.bootstrap, place, topic, tmp_path, keep_source, expand)
+    world.publish(range(20))
+    world.run()
+    world.sql(
+        'INSERT INTO oncely_amendments (pipeline, topic, "partition", amendment, range_start,'
+        " range_end, epoch, kind, records, written, rejected, filtered, digest, recipe)"
+        " SELECT pipeline, topic, \"partition\", 'a', 7, 8, epoch, 'replay', 1, 1, 0, 0, 0, recipe"
+        " FROM oncely_ranges WHERE range_start = 7"
+    )
+    broker.delete_records(topic, {0: 18})
+    report = world.audit(sections=SECTIONS)
+    assert (report.verdict, report.found) == ("unknown", {})
+    assert any("in its amendments or ranges" in one.reason for one in report.undecided)
 
 
 def test_a_filter_that_changed_since(filtering: AuditWorld) -> None:

@@ -98,6 +98,9 @@ def test_the_group_knows_when_the_ledger_topic_was_deleted(
 ) -> None:
     run(world, runtime)
     broker.delete_topic(world.ledger)
+    left = Pipeline(parse(world.settings())).status()
+    assert ([one.position for one in left.partitions], left.epoch) == ([50, 50], 1)
+    assert f"the ledger topic '{world.ledger}' was deleted" in left.warnings[0]
     world.publish(40, partitions=2, first=100)
     run(world, runtime)
     assert world.ids() == [*range(140)]

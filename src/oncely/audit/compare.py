@@ -28,6 +28,10 @@ Digests = npt.NDArray[np.uint64]
 
 _LISTED = 5  # runs of offsets that are listed separately
 
+COUNTS_CHANGED = (
+    "the rows are those of the ledger's digest, and its counts are not theirs: the ledger was"
+    " changed, in its amendments or ranges; no row is lost"
+)
 NO_RECORD = "the topic has no committed record at this offset"
 NOT_WANTED = "its record should have no row"
 NEITHER = "neither a row nor a dead letter"
@@ -305,7 +309,12 @@ class Settled:
 
 
 def settle(
-    part: Part, result: Compared, *, recomputed: bool = False, stored: bool = False
+    part: Part,
+    result: Compared,
+    *,
+    recomputed: bool = False,
+    stored: bool = False,
+    whole: bool = False,
 ) -> Settled:
     """Decide on the offsets of a range that no single cell decides.
 
@@ -314,8 +323,14 @@ def settle(
         result: the sum of its cells.
         recomputed: the expected rows of each record were compared.
         stored: the rows are those of the history's digest.
+        whole: no dead letter is lacking either: if counts differ, the ledger was changed.
     """
     done = Settled(result)
+    if whole and part.counts is not None:
+        given = part.counts.records - part.counts.filtered
+        if given != result.records - sum(map(len, result.maybe_filtered)):
+            done.undecided.append(Undecided(*part.span, COUNTS_CHANGED))
+            return done
     if not (stored and _are_filtered(part, done)):
         _settle_filtered(part, done)
     _settle_deleted(part, done)

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from oncely.audit.compare import Rules
+from oncely.audit.compare import COUNTS_CHANGED, Rules
 from oncely.audit.evidence import Bounds, Log, Snapshot, Span, joined
 from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.stored.data_file import Unreadable
@@ -241,7 +241,10 @@ class GroupComparison:
         """Compare the records of a group that differs."""
         if self.expected is None or deleted:
             why = "the topic no longer holds these offsets" if deleted else _NO_EXPECTATION
-            _by_counts(result, group, why)
+            if group.wanted != group.rows and not group.damage and self._is_stated(group):
+                result.doubt(f"{group.name}: {COUNTS_CHANGED}")
+            else:
+                _by_counts(result, group, why)
             return
         records = self._recomputed(self.expected, group)
         rows = list(self._contents(group))
@@ -265,9 +268,12 @@ class GroupComparison:
         same = (records, waiting + group.replayed) == (stated.records, stated.rejects)
         if not same or not self._right_number(group, stated):
             return False
-        if not self.evidence.reads:
-            return True
-        return stated.digest is not None and self._digest(group) == stated.digest
+        return not self.evidence.reads or self._is_stated(group)
+
+    def _is_stated(self, group: Group) -> bool:
+        """True if the rows are those of the ledger's digest."""
+        known = None if group.stated is None else group.stated.digest
+        return known is not None and self.evidence.reads and self._digest(group) == known
 
     def _right_number(self, group: Group, counts: Counts) -> bool:
         """True if the rows are as many as were committed, and as the replayed records can have."""

@@ -330,19 +330,20 @@ class ByOffset(Audit):
         """Compare the columns that the history's digests do not cover: all records are decoded."""
         if self.expected is None or not self.expected.others:
             return
-        recipe, there, rows = self.expected.others, dict[TopicPartition, OffsetRange](), 0
+        own, others = map(Recipe.parse, (self.expected.recipe, self.expected.others))
+        there, rows = dict[TopicPartition, OffsetRange](), 0
         altered: list[tuple[TopicPartition, int]] = []
-        names = ", ".join(name for name, _ in Recipe.parse(recipe).columns)
+        names = ", ".join(name for name, _ in others.columns)
         for tp, whole in ends.compared.items():
             low = min(max(whole.start, comparison.first[tp]), whole.end)
             there[tp] = OffsetRange(low, whole.end)
             if low > whole.start and tp not in ends.gone:
                 reason = f"{names}: the topic no longer holds the records to compare them with"
                 self.leave(Undecided(tp, OffsetRange(whole.start, low), reason))
-        for part, unable, offsets, number in comparison.other_values(parts((), there, recipe)):
-            tp, rows = part.span.partition, rows + number
+        for (tp, range_), unable, offsets, number in comparison.other_values(there, own, others):
+            rows += number
             if unable:
-                self.leave(Undecided(*part.span, f"{names} can't be compared: {unable}"))
+                self.leave(Undecided(tp, range_, f"{names} can't be compared: {unable}"))
             ours = self._ours(tp, Damage("altered", offsets, ""))
             new = (at for at in ours.tolist() if (tp, at) not in self._damaged)
             altered += [(tp, at) for at in new]

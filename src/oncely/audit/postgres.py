@@ -203,7 +203,7 @@ class PostgresReader:
 def _given(names: tuple[str, str, str], digest: str) -> str:
     """Topic, partition, offset and digest of a row."""
     topic, partition, offset = names
-    return f"{topic} AS t, {partition} AS p, {offset}::bigint AS at, {digest} AS content"
+    return f"{topic} AS t, {partition} AS p, {offset} AS at, {digest} AS content"
 
 
 def _unsigned(text: str | None) -> int | None:

@@ -12,7 +12,7 @@ history has none, its records are recomputed and compared cell by cell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, groupby, islice
 
@@ -49,9 +49,10 @@ from oncely.audit.evidence import (
     no_runs,
     within,
 )
-from oncely.audit.layout import Part, adjacent
+from oncely.audit.layout import Part, adjacent, parts
 from oncely.audit.report import Finding, Undecided
 from oncely.audit.tally import MODULUS, added, sum_of
+from oncely.core.digest import Recipe
 from oncely.core.expected import ROWS
 from oncely.core.ranges import OffsetRange
 from oncely.core.topics import Position, TopicPartition, grouped
@@ -137,6 +138,13 @@ class _State:
         return ()
 
     @property
+    def altered_offsets(self) -> IntArray:
+        """The offsets of the passed cells' rows with other values than their records give."""
+        damage = [one for cell in (self.altered or {}).values() for one in cell.damage]
+        offsets = [one.offsets for one in damage if one.kind == "altered"]
+        return np.concatenate([np.zeros(0, np.int64), *offsets])
+
+    @property
     def passed_digest(self) -> int | None:
         """The digest of the rows of the passed cells, recomputed by the destination."""
         return _digest_of([one for _, one in self.passed])
@@ -146,6 +154,13 @@ class _State:
         """True if the rows are those of the history's digest."""
         stored = _plus(self.passed_digest, _digest_of(self.others))
         return self.part.digest is not None and self.part.digest == stored
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all rows and dead letters that were committed are there."""
+        letters = sum(one.rejects for one in (*self.others, *(one for _, one in self.passed)))
+        counts = self.part.counts
+        return self.is_stored and counts is not None and letters >= counts.rejects
 
     @property
     def is_given(self) -> bool:
@@ -224,23 +239,41 @@ class RangeComparison:
         self._by_value(waiting)
         yield from map(self._conclude, waiting)
 
-    def other_values(self, parts: Sequence[Part]) -> Iterator[tuple[Part, str, IntArray, int]]:
-        """By part, the offsets of rows with other values than their records give by the recipe of
-        its cells, and the number of all rows; or the reason why they can't be compared.
+    def other_values(
+        self, whole: Mapping[TopicPartition, OffsetRange], own: Recipe, others: Recipe
+    ) -> Iterator[tuple[Span, str, IntArray, int]]:
+        """By partition, the offsets of rows with other values of some columns than their record
+        gives, and the number of all rows; or the reason why they can't be compared.
+
+        All columns are compared together: rows of one record that have exchanged such values differ
+        in nothing else. The history's digests prove the other columns, also where the transform of
+        today gives other values of these.
 
         Args:
-            parts: without a history; the topic has the records.
+            whole: what is compared; the topic has the records.
+            own: the columns that the history's digests cover.
+            others: the columns that are compared.
         """
-        tallies = self.evidence.tallies([cell for part in parts for cell in part.cells])
-        left = iter(tallies)
-        states = [_State(part, [(cell, next(left)) for cell in part.cells]) for part in parts]
-        self._by_value(states)
-        for state in states:
-            damage = [one for cell in (state.altered or {}).values() for one in cell.damage]
-            offsets = [one.offsets for one in damage if one.kind == "altered"]
+        every = replace(own, columns=tuple(sorted(own.columns + others.columns)))
+        for state in self._valued(whole, every):
+            span, altered = state.part.span, state.altered_offsets
+            if len(altered):
+                of_own, of_others = (
+                    self._valued(dict([span]), one)[0].altered_offsets for one in (own, others)
+                )
+                altered = np.setdiff1d(altered, np.setdiff1d(of_own, of_others))
             rows = sum(tally.rows for _, tally in state.passed)
-            none = np.zeros(0, np.int64)
-            yield state.part, self._unable(state) or "", np.concatenate([none, *offsets]), rows
+            yield span, self._unable(state) or "", altered, rows
+
+    def _valued(
+        self, whole: Mapping[TopicPartition, OffsetRange], recipe: Recipe
+    ) -> Sequence[_State]:
+        """A state for each partition, compared by the values of some columns."""
+        divided = parts((), whole, str(recipe))
+        left = iter(self.evidence.tallies([cell for part in divided for cell in part.cells]))
+        states = [_State(part, [(cell, next(left)) for cell in part.cells]) for part in divided]
+        self._by_value(states)
+        return states
 
     def _readable(self, cells: Sequence[Cell]) -> Iterator[Readable]:
         """What the topics hold of the cells; nothing is read of what they no longer hold."""
@@ -383,7 +416,7 @@ class RangeComparison:
         """The conclusion, if values need not be compared. A transform that has changed since says
         nothing about rows that are those of the history's digest."""
         if state.is_stored and not state.is_given:
-            return settle(state.part, plain, stored=True)
+            return settle(state.part, plain, stored=True, whole=state.is_whole)
         if state.recomputed is None:
             return settle(state.part, plain)
         best = _passed(state.passed)

@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.audit.evidence import Cell, IntArray, Tally
+from oncely.audit.evidence import Cell, IntArray, Span, Tally
 from oncely.audit.holders import Holder, Keys, among
 from oncely.audit.layout import adjacent
 from oncely.audit.scan import Scanned
 from oncely.audit.stored.sql_ledger import REJECTS
-from oncely.audit.tables import OF_ROWS, OFFSET, PARTITION, TOPIC, Tables
+from oncely.audit.tables import OF_ROWS, Tables, conditions
 from oncely.audit.tally import Tallies, added
 from oncely.core.digest import KINDS, Kind, Recipe, kind_of, row_digests
+from oncely.core.ranges import OffsetRange
 from oncely.core.topics import TopicPartition
 
 _Rows = tuple[IntArray, npt.NDArray[np.uint64] | None]
@@ -95,8 +96,8 @@ class SqliteReader:
 
     def _read(self, tp: TopicPartition, start: int, end: int, recipe: str) -> _Rows:
         """The offsets of rows, and their digests."""
-        where = f" WHERE {TOPIC} = %s AND {PARTITION} = %s AND {OFFSET} >= %s AND {OFFSET} < %s"
-        return self._rows(OFFSET, recipe, where, (*tp, start, end))
+        ((where, params),) = conditions([Span(tp, OffsetRange(start, end))], OF_ROWS)
+        return self._rows(OF_ROWS[2], recipe, f" WHERE {where}", params)
 
     def _rows(self, offset: str, recipe: str, where: str, params: tuple[object, ...]) -> _Rows:
         columns, _ = self._columns(recipe)

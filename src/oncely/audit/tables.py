@@ -28,7 +28,12 @@ from oncely.errors import WrongInput
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
 _LETTERS = 500  # dead letters that are in memory with their values
-OF_ROWS = (TOPIC, PARTITION, OFFSET)
+OF_ROWS = (
+    TOPIC,
+    PARTITION,
+    f"CASE WHEN CAST({OFFSET} AS BIGINT) = {OFFSET} THEN CAST({OFFSET} AS BIGINT) END",
+)
+"""The place of a row. A column that holds other numbers, too, may hold one that is no offset."""
 OF_REJECTS = ("topic", '"partition"', '"offset"')
 _UNTOLD = (
     "the position is beyond these offsets, and the ledger's history does not tell what became of"
@@ -155,7 +160,7 @@ class Tables(LedgerTables):
         """Topic, partition, offset and number of other rows."""
         where, params = _outside(spans, OF_ROWS)
         return self.session.query(
-            f"SELECT {TOPIC}, {PARTITION}, {OFFSET}, COUNT(*) FROM {self.rows}"
+            f"SELECT {', '.join(OF_ROWS)}, COUNT(*) FROM {self.rows}"
             f" WHERE {where} GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
             params,
         )

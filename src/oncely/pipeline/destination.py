@@ -44,6 +44,7 @@ class LedgerState:
         activity: the newest commits; None if the ledger does not store their times.
         lost: the reason why this empty ledger is not that of a first start; empty if it may be.
         refused: the reason why the next start refuses the destination that is there now.
+        notice: what is lost of the ledger, and how the next start goes on; empty if nothing is.
     """
 
     epoch: int = 0
@@ -55,6 +56,7 @@ class LedgerState:
     activity: Activity | None = None
     lost: str = ""
     refused: str = ""
+    notice: str = ""
 
     def refuse_another_source(self, now: SourceIdentity, pipeline: str) -> None:
         """Compare the ids of cluster and topics; before the first start there are none.

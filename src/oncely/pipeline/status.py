@@ -35,7 +35,7 @@ class Status:
         partitions: position, end and lag of every partition that the topics have.
         rejects: number of dead letters.
         epoch: the last epoch; 0 if the pipeline never ran.
-        warnings: problems that the next start would refuse.
+        warnings: what the next start would refuse, or finds lost.
         activity: the newest commits; None if the ledger does not store their times.
         waits: seconds for which a filter makes records wait.
     """
@@ -50,7 +50,12 @@ class Status:
     @property
     def judgement(self) -> Judgement:
         """The verdict."""
-        return judged(self.partitions, self.epoch, self.activity, self.warnings, self.waits)
+        return self.judged(None)
+
+    def judged(self, still: float | None) -> Judgement:
+        """The verdict of one who has seen no position move for some seconds, or has not looked."""
+        own = (self.partitions, self.epoch, self.activity, self.warnings)
+        return judged(*own, self.waits, still)
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON-able result."""
@@ -72,11 +77,13 @@ def judged(
     activity: Activity | None,
     warnings: Sequence[str] = (),
     waits: float = 0.0,
+    still: float | None = None,
 ) -> Judgement:
     """Judge a pipeline by the time for which records have waited without a commit.
 
     That is the age of the oldest record to read, or that of the last commit if it is less; of the
-    whole pipeline, and of each partition beside others that have commits.
+    whole pipeline, and of each partition beside others that have commits. Where the time of the
+    last commit is not known, it is that for which no position was seen to move (``still``).
     """
     warn, stall = WARN_SECONDS + waits, STALL_SECONDS + waits
     if warnings:
@@ -84,10 +91,12 @@ def judged(
     left = sum(one.lag for one in partitions)
     oldest = max((one.lag_seconds or 0.0 for one in partitions), default=0.0)
     if not left or oldest <= warn:
-        return Judgement("OK")
+        waiting = f"its filter makes records wait for {waits:,.0f} s" if left and waits else ""
+        return Judgement("OK", waiting)
     if not epoch:
         return Judgement("WARN", "it has never run")
     since = activity.seconds if activity is not None else None
+    since = still if since is None else since
     if since is not None and min(since, oldest) > warn:
         waited = min(since, oldest)
         state: Literal["WARN", "STALL"] = "STALL" if waited > stall else "WARN"
@@ -133,8 +142,8 @@ def _reading(pipeline: Pipeline, known: LedgerState) -> dict[TopicPartition, Pos
 
 
 def _warnings(pipeline: Pipeline, known: LedgerState) -> tuple[str, ...]:
-    if refused := known.lost or known.refused:
-        return (refused,)
+    if told := known.lost or known.refused or known.notice:
+        return (told,)
     now = pipeline.source.identity()
     if known.cluster_id not in (None, now.cluster_id):
         return (f"the ledger was written for another Kafka cluster, {known.cluster_id}",)

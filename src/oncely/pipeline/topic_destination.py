@@ -137,7 +137,7 @@ class TopicDestination(Generic[S]):
     def look(self) -> LedgerState:
         """Read the ledger topic; empty if it was never created."""
         self.refuse_cluster()
-        return self._topics.look(self.outputs)
+        return self._topics.look(self.outputs, self.source.partitions if self._has_ledger else list)
 
     def wrote(self) -> str:
         """Nothing: others may write to the topics, too. The mirrored group is asked instead."""

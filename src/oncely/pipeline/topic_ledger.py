@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -30,16 +30,17 @@ class TopicLedger:
     pipeline_topics: PipelineTopics
     rejects_topic: str
 
-    def look(self, outputs: Collection[str]) -> LedgerState:
-        """Read the ledger; empty if it was never created. ``outputs``: see :meth:`check`."""
+    def look(
+        self, outputs: Collection[str], partitions: Callable[[], Collection[TopicPartition]]
+    ) -> LedgerState:
+        """Read the ledger; empty if it was never created. For the arguments see :meth:`check`."""
         with closing(Cluster(self.pipeline_topics)) as cluster:
-            if topics.missing(cluster.admin, [self.pipeline_topics.ledger_topic]):
-                return LedgerState()
-            view = cluster.look()
+            missing = topics.missing(cluster.admin, [self.pipeline_topics.ledger_topic])
+            view = View() if missing else cluster.look()
+            known = view.pipeline
+            if known is None:
+                return self._left_in_group(cluster, partitions())
             ids = topics.ids(cluster.admin, outputs)
-        known = view.pipeline
-        if known is None:
-            return LedgerState()
         name = self.pipeline_topics.pipeline
         with self._letters() as letters:
             waiting = letters.count()
@@ -51,6 +52,29 @@ class TopicLedger:
             waiting,
             from_tree(known.leaders),
             refused=refusal(lambda: same_outputs(known, ids, name)),
+        )
+
+    def _left_in_group(
+        self, cluster: Cluster, partitions: Collection[TopicPartition]
+    ) -> LedgerState:
+        """The state of a pipeline that the ledger topic does not know: what is left in the group.
+
+        The next start continues there, too.
+        """
+        stamps = cluster.stamped_offsets(partitions, stable=False) if partitions else {}
+        ours = self.pipeline_topics
+        own = {tp: one for tp, one in stamps.items() if one.pipeline == ours.pipeline}
+        if not own:
+            return LedgerState()
+        return LedgerState(
+            max(one.epoch for one in own.values()),
+            next(iter(own.values())).cluster,
+            {tp: one.position for tp, one in own.items()},
+            {tp.topic: one.topic_id for tp, one in own.items()},
+            notice=f"the ledger topic {ours.ledger_topic!r} was deleted or emptied, and only the"
+            f" offsets of group {ours.group!r} are left: start the pipeline before they expire"
+            " (offsets.retention.minutes), and it continues there; the number of dead letters is"
+            " not known",
         )
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:

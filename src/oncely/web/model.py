@@ -33,7 +33,6 @@ from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Le
 T = TypeVar("T")
 
 Level = Literal["fine", "busy", "warn", "bad", "unknown"]
-STALLED_SECONDS = 60.0
 _LETTERS = 500  # dead letters that are read
 _SAMPLES = 20  # of them for each reason
 _LONGEST = 2_000  # characters of a value
@@ -329,22 +328,21 @@ def _moved(before: Status, now: Status) -> int:
 
 def _verdict(now: Overview, status: Status, still: float) -> Verdict:
     if status.warnings:
-        return Verdict("bad", f"The next start would be refused: {'; '.join(status.warnings)}")
+        return Verdict("bad", f"Before the next start: {'; '.join(status.warnings)}")
     if not status.epoch and all(one.position is None for one in status.partitions):
         return Verdict("unknown", "It has never run")
     lag, letters = now.lag or 0, ""
     if status.rejects:
         letters = f"; {_number(status.rejects, 'dead letter')}"
-    if lag and still >= STALLED_SECONDS:
-        return Verdict(
-            "bad",
-            f"Stalled: {_number(lag, 'offset')} wait, and no position has moved for"
-            f" {duration(still)}{letters}",
-        )
+    state, reason = status.judged(still)
+    if state != "OK":
+        level, said = ("bad", "Stalled: ") if state == "STALL" else ("warn", "Late: ")
+        return Verdict(level, f"{said}{reason}{letters}")
     if lag:
         age = now.lag_seconds
         oldest = f"; the oldest record waits for {duration(age)}" if age else ""
-        return Verdict("busy", f"Behind by {_number(lag, 'offset')}{oldest}{letters}")
+        delayed = f"; {reason}" if reason else ""
+        return Verdict("busy", f"Behind by {_number(lag, 'offset')}{oldest}{delayed}{letters}")
     return Verdict("warn" if letters else "fine", f"All records are committed{letters}")
 
 

@@ -73,7 +73,8 @@ def test_a_partition_without_commits_beside_others() -> None:
 def test_records_that_wait_as_a_filter_says_are_no_stall() -> None:
     behind, idle = [lag(5, 650.0)], committed(600.0)
     assert judged(behind, 3, idle).state == "STALL"
-    assert judged(behind, 3, idle, waits=600.0).state == "OK"
+    said = "its filter makes records wait for 600 s"
+    assert judged(behind, 3, idle, waits=600.0) == ("OK", said)
 
 
 def test_what_the_next_start_would_refuse_is_a_warning() -> None:

@@ -148,7 +148,7 @@ def judge(*readings: tuple[float, Status]) -> Overview:
         (of(None, epoch=0), ("unknown", "It has never run")),
         (
             of(100, warnings=("topic t was recreated",)),
-            ("bad", "The next start would be refused: topic t was recreated"),
+            ("bad", "Before the next start: topic t was recreated"),
         ),
     ],
 )
@@ -157,12 +157,15 @@ def test_verdicts(status: Status, verdict: tuple[str, str]) -> None:
 
 
 def test_a_pipeline_that_does_not_move_is_stalled() -> None:
+    old = of(50, age=900.0)
     assert judge((0.0, of(50)), (59.0, of(50))).verdict.level == "busy"
-    stalled = judge((0.0, of(50)), (30.0, of(50)), (61.0, of(50)))
-    assert stalled.verdict == (
-        "bad",
-        "Stalled: 50 offsets wait, and no position has moved for 61 s",
-    )
+    late = "Late: no commit for 61 s, and 50 offsets are left"
+    assert judge((0.0, old), (30.0, old), (61.0, old)).verdict == ("warn", late)
+    stalled = ("bad", "Stalled: no commit for 301 s, and 50 offsets are left")
+    assert judge((0.0, old), (301.0, old)).verdict == stalled
+    delayed = judge((0.0, of(50, age=350.0, waits=600.0)), (301.0, of(50, age=650.0, waits=600.0)))
+    assert delayed.verdict.level == "busy"
+    assert delayed.verdict.sentence.endswith("; its filter makes records wait for 600 s")
     moved = judge((0.0, of(50)), (61.0, of(50)), (63.0, of(52)))
     assert (moved.verdict.level, moved.per_second, moved.still) == ("busy", 1.0, 0.0)
     assert judge((0.0, of(50)), (61.0, of(50, epoch=2))).verdict.level == "busy"
