@@ -21,7 +21,6 @@ from tests.kafkatools import SHARED_LEDGER, Topics, make_topics, ready, set_conf
 from tests.sinktools import T0, Rec, at_t0, commit_all, rec
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture
@@ -59,18 +58,6 @@ def test_a_tombstone_keeps_its_place(topics: Topics) -> None:
         rec(2, id=2, name="k", raw=b"2"), keys=["name"],
     )  # fmt: skip
     assert [m.value() for m in topics.records(topics.output)] == [b"1", None, b"2"]
-
-
-def test_headers_are_carried_in_order(topics: Topics) -> None:
-    schema = pa.schema([*SCHEMA, ("h", HEADERS)])
-    form = RecordFormat(schema, topic=topics.output, headers="h")
-    carried = [("traceparent", b"00-1-2-01"), ("a", None), ("a", b"")]
-    given = [{"key": name, "value": value} for name, value in carried]
-    write(topics, form, rec(0, id=1, h=given), rec(1, id=2, h=None))
-    first, second = topics.records(topics.output)
-    assert first.headers() == carried
-    assert second.headers() is None
-    assert "h" not in json.loads(first.value())
 
 
 def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
@@ -178,7 +165,6 @@ def test_avro(topics: Topics, schema_id: int | None) -> None:
         (RecordFormat(SCHEMA, topic="x", key="nope"), "no column 'nope'"),
         (RecordFormat(SCHEMA, topic_column="id"), "'id' is int64"),
         (RecordFormat(SCHEMA, RawValue("id"), "x"), "'id' is int64"),
-        (RecordFormat(SCHEMA, topic="x", headers="raw"), "'raw' is binary"),
         (RecordFormat(pa.schema([("d", pa.duration("s"))]), topic="x"), "no one meaning in JSON"),
         (RecordFormat(pa.schema([("d", pa.float64())]), topic="x", key="d"), "'d' is double"),
         (RecordFormat(SCHEMA, AvroValue("{"), "x"), "not an Avro schema"),

@@ -6,8 +6,10 @@ each is committed alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +17,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oncely.clients.kafka.topics import TopicLimits
+from oncely.core.batch import Chunk, Rejection
+from oncely.core.claim import Fence
+from oncely.decode.avro_names import arrow_schema_of
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import parse_partition_by
+from oncely.lake.records import read_receipt
+from oncely.runtimes.chunks import records_of
+from oncely.sinks.files.task import FilesTask
+from oncely.sinks.kafka.messages import encode
+from oncely.sinks.kafka.record_format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
+from tests import deltatools
 from tests.conftest import examples
+from tests.filetools import Shelf, rows_of
 from tests.sinktools import T0, Place, Rec, chunk, commit_all, ready, sink_to, trigger
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
+Outcome = Callable[[Sequence[Rec], set[int]], Any]
+"""What becomes of records in chunks that end at the cuts."""
 NAMES = (None, "a", "A", "a ", "b", "toolong")
 ROW = st.fixed_dictionaries(
     {
@@ -26,9 +43,6 @@ ROW = st.fixed_dictionaries(
         "v": st.sampled_from([None, 0, 1, 2, 13]),
         "name": st.sampled_from(NAMES),
     }
-)
-ROWS = st.one_of(
-    st.lists(ROW, min_size=1, max_size=1), st.just([]), st.lists(ROW, min_size=2, max_size=3)
 )
 DELETES = st.fixed_dictionaries({"id": st.integers(0, 3), "name": st.sampled_from(NAMES[1:])})
 
@@ -91,6 +105,16 @@ def create(place: Place, columns: str) -> None:
     place.sql(f"CREATE TABLE rows ({columns.format(**words)}){strict}")
 
 
+def chunks(
+    records: Sequence[Rec], cuts: set[int], schema: pa.Schema, keys: Sequence[str]
+) -> Iterator[Chunk]:
+    """The records in chunks that end at the cuts."""
+    ends = [*sorted(cut for cut in cuts if cut < len(records)), len(records)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        if start < end:
+            yield chunk({T0: (start, records[start:end])}, schema, keys)
+
+
 def outcome(
     place: Place, to: tuple[Any, Any], records: Sequence[Rec], cuts: set[int], keys: Sequence[str]
 ) -> Any:
@@ -99,34 +123,45 @@ def outcome(
     place.sql('UPDATE oncely_positions SET "position" = 0')
     place.sql("DELETE FROM oncely_ranges")
     place.sql("DELETE FROM oncely_rejects")
-    ends = [*sorted(cut for cut in cuts if cut < len(records)), len(records)]
-    for start, end in zip([0, *ends], ends, strict=False):
-        if start < end:
-            commit_all(to[0], chunk({T0: (start, records[start:end])}, SCHEMA, keys), to[1])
+    for one in chunks(records, cuts, SCHEMA, keys):
+        commit_all(to[0], one, to[1])
     rejects = place.sql('SELECT "offset", stage FROM oncely_rejects ORDER BY 1')
     return sorted(place.sql("SELECT * FROM rows"), key=repr), rejects
 
 
-def check(place: Place, keys: Sequence[str] = (), version: str | None = None) -> None:
+def same_in_any_chunks(record: Any, outcome: Outcome, usual: int = 8, most: int = 10) -> None:
     """Any chunks do the same as one chunk a record."""
-    to = ready(sink_to(place, SCHEMA, keys=keys, version=version))
-    deletes = DELETES.map(lambda row: {key: row[key] for key in keys})
-    record = ROWS.map(lambda rows: (rows, None))
-    if keys:
-        record = st.one_of(
-            *[ROW.map(lambda row: ([row], None))] * 3, record, deletes.map(lambda key: ([], key))
-        )
 
-    @settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(record, min_size=2, max_size=10), st.sets(st.integers(1, 9)))
+    @settings(max_examples=examples(usual), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.lists(record, min_size=2, max_size=most), st.sets(st.integers(1, 9)))
     def same(made: list[Any], cuts: set[int]) -> None:
-        records = [Rec(n, rows, deletes=gone) for n, (rows, gone) in enumerate(made)]
-        records = [replace(one, value=None) if one.deletes else one for one in records]
-        alone = outcome(place, to, records, set(range(len(records))), keys)
-        assert outcome(place, to, records, set(), keys) == alone
-        assert outcome(place, to, records, cuts, keys) == alone
+        records = [replace(one, offset=n) for n, one in enumerate(made)]
+        alone = outcome(records, set(range(len(records))))
+        assert outcome(records, set()) == alone
+        assert outcome(records, cuts) == alone
 
     same()
+
+
+def records(row: Any, deletes: Any = None, **more: Any) -> Any:
+    """Records of one row, of several, of none, and tombstones."""
+    rows = st.one_of(
+        st.lists(row, min_size=1, max_size=1), st.just([]), st.lists(row, min_size=2, max_size=3)
+    )
+    valued = st.builds(Rec, st.just(0), rows, **more)
+    if deletes is None:
+        return valued
+    single = st.builds(Rec, st.just(0), st.tuples(row), **more)
+    gone = st.builds(Rec, st.just(0), deletes=deletes, value=st.none(), **more)
+    return st.one_of(*[single] * 3, valued, gone)
+
+
+def check(place: Place, keys: Sequence[str] = (), version: str | None = None) -> None:
+    """Any chunks do the same in a table."""
+    to = ready(sink_to(place, SCHEMA, keys=keys, version=version))
+    deletes = DELETES.map(lambda row: {key: row[key] for key in keys}) if keys else None
+    record = records(ROW, deletes)
+    same_in_any_chunks(record, lambda made, cuts: outcome(place, to, made, cuts, keys))
 
 
 @pytest.mark.parametrize("columns", APPEND.values(), ids=APPEND)
@@ -163,3 +198,150 @@ def test_triggers(on_postgres: Place, on: str, body: str, keys: tuple[str, ...])
     create(on_postgres, f"id bigint{key}, v bigint, name text, more bigint DEFAULT 0")
     trigger(on_postgres, body.format(rows=f"{on_postgres.schema}.rows"), on)
     check(on_postgres, keys)
+
+
+# -- topics --------------------------------------------------------------------------------
+
+
+TOPIC_ROWS = pa.schema(
+    [("k", pa.string()), ("v", pa.int64()), ("d", pa.float64()), ("b", pa.binary()),
+     ("t", pa.timestamp("us", "UTC")), ("to", pa.string())]
+)  # fmt: skip
+TOPIC_ROW = st.fixed_dictionaries(
+    {
+        "k": st.sampled_from([None, "", "a", "k" * 90]),
+        "v": st.sampled_from([None, 0, 1 << 40]),
+        "d": st.sampled_from([None, 0.0, -0.0, 1.5, float("nan"), float("inf")]),
+        "b": st.sampled_from([None, b"", b"\xff", b"v" * 90]),
+        "t": st.sampled_from([None, 0, -1, 10**18]),  # the year 33658
+        "to": st.sampled_from([None, "", "out", "keyed", "nowhere", "__consumer_offsets"]),
+    }
+)
+AVRO = """{"type": "record", "name": "r", "fields": [{"name": "k", "type": ["null", "string"]},
+ {"name": "v", "type": "int"}, {"name": "d", "type": ["null", "double"]}, {"name": "b", "type":
+ ["null", "bytes"]}, {"name": "t", "type": ["null", "long"]}, {"name": "to", "type": "string"}]}"""
+LIMITS = {"out": TopicLimits(220), "keyed": TopicLimits(10**6, True, 10**15, 10**12)}
+FORMS = {
+    "json": RecordFormat(TOPIC_ROWS, topic="out", key="k"),
+    "json, keyed": RecordFormat(TOPIC_ROWS, topic="keyed", key="k", source_timestamp=True),
+    "bytes": RecordFormat(TOPIC_ROWS, RawValue("b"), "out", key="k", keep_source=True),
+    "topics": RecordFormat(TOPIC_ROWS, topic_column="to", key="k", source_timestamp=True),
+    "avro": RecordFormat(TOPIC_ROWS, AvroValue(AVRO), "keyed", key="k"),
+}
+HEADERS = st.lists(
+    st.tuples(st.sampled_from(["", "a", "a\0", SOURCE_HEADER]), st.sampled_from([None, b"", b"x"])),
+    max_size=2,
+)
+
+
+@pytest.mark.parametrize("headers", [False, True], ids=["plain", "headers"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_messages(form: RecordFormat, headers: bool) -> None:
+    """Keys, values, headers, timestamps, topics and digests of messages, and dead letters."""
+
+    def encoded(made: Sequence[Rec], cuts: set[int]) -> Any:
+        sent, digests, rejects = dict[str, list[Any]](), list[Any](), list[Any]()
+        for one in chunks(made, cuts, TOPIC_ROWS, ["k"]):
+            every = [Rejection(at, "write", "") for at in range(one.records)]
+            source = records_of(one.dead_letters(every))
+            copied = source["headers"] if headers else None
+            whole = replace(one, headers=copied, timestamps=source["timestamp"])
+            found = encode(whole, form, lambda _: LIMITS)
+            for topic, at in found.of(one, T0).items():
+                sent.setdefault(topic, []).extend(
+                    zip(one.offset[found.record[at]].tolist(), found.messages(at), strict=True)
+                )
+            digests += found.digests(one, form.recipe).of_row.tolist()
+            rejects += [(int(one.offset[bad.record]), *bad[1:]) for bad in found.rejections]
+        return sent, digests, rejects
+
+    times = st.sampled_from([-1, 0, 1, 1_700_000_000_000, 1 << 50])
+    deletes = st.fixed_dictionaries({"k": st.sampled_from(["", "a", "k" * 250])})
+    record = records(TOPIC_ROW, deletes, headers=HEADERS, timestamp=times)
+    same_in_any_chunks(record, encoded, 8)
+
+
+# -- files and Delta tables ----------------------------------------------------------------
+
+
+PARTITIONS = (None, "", "a", "a/b", "50%", "ü", "..", "x" * 5_000)
+WRITTEN = st.sampled_from([None, True, 1, (1 << 53) + 1, 1 << 64, 1.5, "x", [], [1], ["x"], {}])
+INFERRED = st.fixed_dictionaries(
+    {"p": st.sampled_from([*PARTITIONS, 7])},
+    optional={"a": WRITTEN, "b": st.builds(dict, c=WRITTEN)},
+).map(lambda row: {"value": json.dumps(row).encode()})
+FIXED = st.fixed_dictionaries(
+    {"p": st.sampled_from(PARTITIONS), "t": st.sampled_from([None, 0, 10**18]), "n": st.just(1)}
+)
+FILES = {
+    "inferred": (pa.schema([("value", pa.binary())]), None, ("p",), INFERRED),
+    "inferred, one scope": (pa.schema([("value", pa.binary())]), None, (), INFERRED),
+    "given": (
+        schema := pa.schema([("p", pa.string()), ("t", pa.int64()), ("n", pa.int64())]),
+        schema, ("p", "date(t)"), FIXED,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["avro", "parquet"])
+@pytest.mark.parametrize(("rows", "schema", "by", "row"), FILES.values(), ids=FILES)
+def test_files(rows: pa.Schema, schema: Any, by: tuple[str, ...], row: Any, format: Any) -> None:
+    """Rows and their partitions, without the columns that have no value; and dead letters."""
+    form = FileFormat(format, parse_partition_by(by), schema)
+
+    def written(made: Sequence[Rec], cuts: set[int]) -> Any:
+        known = dict[Any, pa.Schema]() if schema is None else {(): schema}
+        found, rejects = list[str](), list[Any]()
+        for number, one in enumerate(chunks(made, cuts, rows, ())):
+            store = Shelf().store()
+            task = FilesTask(store, form, known, Fence("p", 1), number, 0)
+            rejects += [(int(one.offset[bad.record]), *bad[1:]) for bad in task.add(one)]
+            receipt = read_receipt(task.finish().name or "")
+            known |= {scope: arrow_schema_of(receipt.schemas[id_]) for scope, id_ in receipt.grown}
+            for file in receipt.files:
+                of_file = rows_of(store.read(file.path))
+                found += [repr((file.partition, valued(one))) for one in of_file]
+        return sorted(found), rejects, {scope: set(one) for scope, one in known.items()}
+
+    same_in_any_chunks(records(row), written, 8)
+
+
+def valued(value: Any) -> Any:
+    """Without members that have no value; whole numbers of a DOUBLE as such."""
+    if isinstance(value, dict):
+        return {name: one for name, own in value.items() if (one := valued(own)) not in (None, {})}
+    if isinstance(value, list):
+        return [valued(one) for one in value] or None
+    whole = type(value) is float and value.is_integer()
+    return int(value) if whole else value
+
+
+NAN, ZEROS = float("nan"), (0.0, -0.0)
+DELTA = {
+    "append": ((), None, (None, NAN, *ZEROS)),
+    "upsert, NaN": (("k",), None, (NAN, -NAN)),
+    "upsert, 0": (("k",), None, (None, *ZEROS)),
+    "upsert, versioned": (("k",), "v", (NAN, -NAN)),
+}
+
+
+@pytest.mark.parametrize(("keys", "version", "doubles"), DELTA.values(), ids=DELTA)
+def test_delta(
+    tmp_path: Path, keys: tuple[str, ...], version: str | None, doubles: tuple[float | None, ...]
+) -> None:
+    """Rows of a table by bits of their numbers, and dead letters."""
+    schema = pa.schema([("k", pa.float64()), ("v", pa.float64()), ("p", pa.string())])
+    by = () if keys else ("p",)
+
+    def committed(made: Sequence[Rec], cuts: set[int]) -> Any:
+        place = deltatools.make_place(tmp_path)
+        sink = place.sink(schema, partition_by=by, keys=keys, version=version)
+        to, fence = ready(deltatools.Committing(sink))  # type: ignore[arg-type]
+        for one in chunks(made, cuts, schema, keys):
+            commit_all(to, one, fence)
+        return [*map(repr, place.rows())], place.letters()
+
+    numbers, texts = st.sampled_from(doubles), st.sampled_from(["a", "b", *PARTITIONS[:-1]])
+    row = st.fixed_dictionaries({"k": numbers, "v": numbers, "p": texts})
+    deletes = st.fixed_dictionaries({"k": numbers.filter(lambda one: one is not None)})
+    same_in_any_chunks(records(row, deletes if keys else None), committed, 5, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
@@ -214,7 +216,9 @@ def newest(rows: pa.Table, keys: Sequence[str], version: str | None) -> pa.Table
     Of the rows after the key's last tombstone the highest version counts, of those the last; the
     tombstone itself if no row follows it.
     """
-    by = [*keys, *([version] if version else []), TOPIC, PARTITION, OFFSET, DELETED]
+    compared = [*keys, *([version] if version else [])]
+    rows = _with_one_nan(rows, compared)
+    by = [*compared, TOPIC, PARTITION, OFFSET, DELETED]
     frame = pl.DataFrame(pl.from_arrow(rows.select(dict.fromkeys(by))))
     frame = frame.with_row_index("_oncely_row").sort(TOPIC, PARTITION, OFFSET, maintain_order=True)
     frame = frame.with_row_index("_oncely_at")
@@ -226,3 +230,12 @@ def newest(rows: pa.Table, keys: Sequence[str], version: str | None) -> pa.Table
     kept = rows.take(last["_oncely_row"].to_arrow())
     kept = kept.append_column(CLEARED, (last["_oncely_gone"] >= 0).to_arrow())
     return kept.drop_columns([TOPIC, PARTITION, OFFSET])
+
+
+def _with_one_nan(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows with one NaN in these columns: delta-rs compares the bits of those of the table."""
+    for at, one in enumerate(rows.schema):
+        if one.name in names and pa.types.is_floating(one.type):
+            values, nan = rows.column(at), pa.scalar(math.nan, one.type)
+            rows = rows.set_column(at, one, pc.if_else(pc.is_nan(values), nan, values))
+    return rows

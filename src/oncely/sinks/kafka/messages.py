@@ -141,7 +141,6 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     rows, bad = _values(chunk, form)
     keys = form.keys(chunk.rows) if chunk.rows.num_rows else _NONE
     topics = form.topics(chunk.rows) if chunk.rows.num_rows else []
-    headers = form.header_lists(chunk.rows) if chunk.rows.num_rows else None
     record = chunk.row_record
     if chunk.deletes is not None and len(chunk.delete_record):
         gone = len(chunk.delete_record)
@@ -151,9 +150,7 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
         rows = _merged(rows, pa.nulls(gone, pa.large_binary()), order)
         keys = _merged(keys, form.keys(chunk.deletes), order)
         topics = _ordered([*topics, *[form.topic] * gone], order)
-        headers = _ordered([*headers, *[[]] * gone], order) if headers else None
-    if headers is None and chunk.headers is not None:
-        headers = header_lists(chunk.headers.take(pa.array(record)))
+    headers = None if chunk.headers is None else header_lists(chunk.headers.take(pa.array(record)))
     if form.keep_source:
         headers = _with_origin(headers, chunk, record)
     named = {form.topic} if form.topic is not None else set(topics)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from oncely.clients.kafka.producer import Columns
-from oncely.clients.kafka.sender import Message, Sender
+from oncely.clients.kafka.sender import Sender
 from oncely.core.batch import Batch, Chunk, Packet, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence
 from oncely.core.digest import digest_sum
@@ -31,7 +31,7 @@ from oncely.ledgers.topic.compare_and_set import moving, write_positions
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
-from oncely.sinks.kafka.record_format import RecordFormat, header_lists
+from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.row_digests import row_digests
 
 # Upper bound of a publication's memory in librdkafka, for any size.
@@ -77,13 +77,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class PackedMessages:
-    """Messages that tasks have encoded, and that are read while they are sent.
-
-    Attributes:
-        headers: true if the messages have headers.
-    """
-
-    headers: bool
+    """Messages that tasks have encoded, and that are read while they are sent."""
 
     def topics(self, batch: Batch) -> list[str]:
         """The topics of the packets."""
@@ -99,17 +93,9 @@ class PackedMessages:
         """Send packet by packet."""
         for packet in batch.packets():
             for part in packet.content.combine_chunks().to_batches():
-                self._send(writer, packet.staged.name or "", part)
+                columns = Columns(part.column("key"), part.column("value"))
+                writer.send_columns(packet.staged.name or "", columns)
             in_time()
-
-    def _send(self, writer: Sender, topic: str, part: pa.RecordBatch) -> None:
-        plain = Columns(part.column("key"), part.column("value"))
-        if not self.headers:
-            writer.send_columns(topic, plain)
-        else:
-            values, keys = plain.value.to_pylist(), plain.key.to_pylist()
-            headers = header_lists(part.column("headers"))
-            writer.send(topic, map(Message, values, keys, headers))
 
 
 @dataclass(frozen=True)
@@ -207,13 +193,11 @@ class Publisher:
 # -- rows of a Spark transform as packets --------------------------------------------------
 
 
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 SCHEMA = pa.schema(
     [
         ("topic", pa.string()),  # null: the sink's only topic
         ("key", pa.large_binary()),
         ("value", pa.large_binary()),
-        ("headers", _HEADERS),  # null: none
     ]
 )
 
@@ -241,18 +225,11 @@ def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
     if found.rejections:
         raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
     topics = pa.array(_topics(found), SCHEMA.field("topic").type)
-    headers = pa.array(_headers(found), SCHEMA.field("headers").type)
-    return pa.table([topics, found.key, found.value, headers], schema=SCHEMA)
+    return pa.table([topics, found.key, found.value], schema=SCHEMA)
 
 
 def _topics(found: Encoded) -> Sequence[str | None]:
     return found.topic if found.only is None else [None] * len(found.topic)
-
-
-def _headers(found: Encoded) -> Sequence[Any]:
-    if found.headers is None:
-        return [None] * len(found.value)
-    return [[{"key": name, "value": value} for name, value in own] for own in found.headers]
 
 
 def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:

@@ -67,8 +67,6 @@ class RecordFormat:
         topic_column: a text column that names each record's topic.
         key: the key's column: bytes, a text (UTF-8), a whole number or a bool (as JSON writes it);
             None: records without a key.
-        headers: a column of the type that Spark's source gives headers, ``list<struct<key: string,
-            value: binary>>``; None: no headers.
         keep_source: add the header :data:`SOURCE_HEADER` with the origin of each record.
         decimals: the form of decimals in JSON.
         source_timestamp: keep the timestamp of the source's record; else it is that of the write.
@@ -80,7 +78,6 @@ class RecordFormat:
     topic: str | None = None
     topic_column: str | None = None
     key: str | None = None
-    headers: str | None = None
     keep_source: bool = False
     decimals: arrow_json.Decimals = "text"
     source_timestamp: bool = False
@@ -94,7 +91,7 @@ class RecordFormat:
     @property
     def value_columns(self) -> list[str]:
         """The columns of a JSON or Avro value; it includes the key."""
-        return [n for n in self.schema.names if n not in (self.topic_column, self.headers)]
+        return [n for n in self.schema.names if n != self.topic_column]
 
     @property
     def recipe(self) -> Recipe:
@@ -112,7 +109,6 @@ class RecordFormat:
             raise TableMismatch("sink: one of topic and topic_column, and not both")
         self._column("topic_column", self.topic_column, (pt.is_string, pt.is_large_string))
         self._column("key", self.key, (*_BYTES, pt.is_integer, pt.is_boolean))
-        self._column("headers", self.headers, (_is_headers,))
         if isinstance(self.value, RawValue):
             self._column("value", self.value.column, _BYTES)
             return
@@ -159,12 +155,6 @@ class RecordFormat:
             return f"sink.topic_column names {name}, a topic of {whose} itself"
         return ""
 
-    def header_lists(self, rows: pa.Table) -> list[list[tuple[str, bytes | None]]] | None:
-        """The headers of each row, in order; None if no row has any."""
-        if self.headers is None:
-            return None
-        return header_lists(rows.column(self.headers))
-
     def _column(self, setting: str, name: str | None, kinds: Any) -> None:
         if name is None:
             return
@@ -195,17 +185,6 @@ def as_bytes(column: pa.ChunkedArray) -> pa.LargeBinaryArray:
 def header_lists(column: pa.ChunkedArray) -> list[list[tuple[str, bytes | None]]]:
     """Headers in the form of Spark's source, in order; a name may repeat."""
     return [[(one["key"], one["value"]) for one in of or ()] for of in column.to_pylist()]
-
-
-def _is_headers(type_: pa.DataType) -> bool:
-    if not (pt.is_list(type_) and pt.is_struct(type_.value_type)):
-        return False
-    fields = {f.name: f.type for f in type_.value_type}
-    return (
-        set(fields) == {"key", "value"}
-        and pt.is_string(fields["key"])
-        and pt.is_binary(fields["value"])
-    )
 
 
 # -- values in Avro ------------------------------------------------------------------------

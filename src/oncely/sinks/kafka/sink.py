@@ -194,7 +194,7 @@ class KafkaSink:
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Publish rows, rejects and every position in one transaction; in the driver."""
         check(self.by_batch, "a run that commits by partitions does not publish")
-        load = publishing.PackedMessages(self.form.headers is not None)
+        load = publishing.PackedMessages()
         publishing.Publisher(self.cluster, load, self.rejects_topic, self.largest).publish(
             batch, fence, claim
         )
