@@ -63,6 +63,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"topic": "a b"}, "sink.topic", "found 'a b'"),
     ({"topic": "flights"}, "sink.topic", "which source.topics reads: it would never end"),
     ({"rejects_topic": "flights"}, "sink.topic", "which source.topics reads"),
+    ({"topic": "t" * 245}, "sink.topic", "has more than 249 characters"),
     ({"ledger_topic": "late"}, "sink.topic", "late is used for two purposes"),
     ({"rejects_topic": "late"}, "sink.topic", "late is used for two purposes"),
     ({"rejects_topic": "oncely.ledger"}, "sink.topic", "oncely.ledger is used for two"),

@@ -33,7 +33,7 @@ from oncely.config.offsets import (
     SqlOffsets,
 )
 from oncely.config.sink import SqlSinkSettings
-from oncely.config.source import SourceSettings
+from oncely.config.source import LONGEST_TOPIC, SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.values import CommitInterval, parse_interval
 from oncely.config.worker import WorkerSettings
@@ -244,6 +244,12 @@ def _topic_problems(pipeline: PipelineSettings, topics: Sequence[str], key: str)
                 "write to another topic")
         for name in topics
         if name in pipeline.source.topics
+    ]  # fmt: skip
+    found += [
+        Problem(key, f"the name of the topic {shown(name)} that is derived from it has more than"
+                f" {LONGEST_TOPIC} characters", "name that topic itself, or use a shorter name")
+        for name in topics
+        if len(name) > LONGEST_TOPIC
     ]  # fmt: skip
     if not pipeline.source.group and pipeline.source.group is not None:
         found.append(

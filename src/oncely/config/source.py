@@ -16,7 +16,8 @@ from oncely.config.written import GROUP, NAMES, PROPERTIES, written
 from oncely.sources.start import Moment
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+LONGEST_TOPIC = 249  # characters: the broker makes a directory of it
+_TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_TOPIC}}}")
 
 
 def broker_list(value: str) -> str:
