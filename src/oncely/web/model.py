@@ -336,8 +336,9 @@ def _verdict(now: Overview, status: Status, still: float) -> Verdict:
         letters = f"; {_number(status.rejects, 'dead letter')}"
     state, reason = status.judged(still)
     if state != "OK":
-        level, said = ("bad", "Stalled: ") if state == "STALL" else ("warn", "Late: ")
-        return Verdict(level, f"{said}{reason}{letters}")
+        if state == "STALL":
+            return Verdict("bad", f"Stalled: {reason}{letters}")
+        return Verdict("warn", f"Late: {reason}{letters}")
     if lag:
         age = now.lag_seconds
         oldest = f"; the oldest record waits for {duration(age)}" if age else ""
