@@ -139,6 +139,13 @@ def test_a_ledger_topic_that_forgets_is_refused(world: TopicWorld, broker: Broke
     assert world.ledger in refused.stderr
 
 
+def test_a_compacted_topic_of_dead_letters_is_refused(world: TopicWorld, broker: Broker) -> None:
+    broker.create_topic(world.rejects, 1, {"cleanup.policy": "compact,delete"})
+    assert "keeps one dead letter of a key" in planned(world)["sink.rejects_topic"]
+    refused = oncely("run", world.file(), "--until", "latest", expect=2)
+    assert f"sink.rejects_topic: topic '{world.rejects}' is compacted" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("sink", "word", "way_out"),
     [

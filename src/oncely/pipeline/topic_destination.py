@@ -170,12 +170,24 @@ class TopicDestination(Generic[S]):
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
         yield "sink", lambda: self.check_sink(sink)
+        yield "sink.rejects_topic", lambda: self._refuse_compacted(sink)
         if not self._has_ledger:
             return
         yield "sink.ledger_topic", self._check_ledger
         yield self.target_key, lambda: self._topics.check_target(sink.ledger.target)
         timeout = self.given.transaction_timeout
         yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.admin, timeout)
+
+    def _refuse_compacted(self, sink: S) -> None:
+        """Refuse a compacted topic of dead letters, which would lose some of them."""
+        admin, name = sink.cluster.admin, self.given.rejects
+        if not topics.missing(admin, [name]) and topics.compacted(admin, [name]):
+            raise ConfigError(
+                "sink.rejects_topic",
+                f"topic {name!r} is compacted (cleanup.policy): it keeps one dead letter of a key,"
+                " and takes none without a key",
+                way_out="set the topic's cleanup.policy to delete, or name another topic",
+            )
 
     def _check_ledger(self) -> None:
         """Refuse a ledger topic, a group or an output with which this pipeline cannot continue."""
