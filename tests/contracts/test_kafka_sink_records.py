@@ -60,6 +60,26 @@ def test_a_tombstone_keeps_its_place(topics: Topics) -> None:
     assert [m.value() for m in topics.records(topics.output)] == [b"1", None, b"2"]
 
 
+@pytest.mark.parametrize(
+    ("column", "keys", "why"),
+    [
+        ("id", [b"7"], ["column 'id': x is not int64"]),
+        ("other", [], ["no column 'id', the key"] * 2),
+    ],
+)
+def test_the_key_of_a_tombstone_is_that_of_rows(
+    topics: Topics, column: str, keys: list[bytes], why: list[str]
+) -> None:
+    """It has bypassed the transform, which may cast the key."""
+    sink, fence = ready(topics.sink(RecordFormat(SCHEMA, RawValue("raw"), topics.output, key="id")))
+    gone = at_t0(0, [Rec(0, deletes={"id": 1}), Rec(1, deletes={"id": 2})], SCHEMA, keys=["id"])
+    gone = dataclasses.replace(gone, deletes=pa.table({column: ["007", "x"]}))
+    commit_all(sink, gone, fence)
+    assert [m.key() for m in topics.records(topics.output) if m.value() is None] == keys
+    letters = [reason(one) for one in topics.records(topics.rejects)]
+    assert all(said in one for said, one in zip(why, letters, strict=True)), letters
+
+
 def test_each_row_names_its_topic(topics: Topics, broker: Broker) -> None:
     other = broker.create_topic(f"second-{topics.output}")
     form = RecordFormat(SCHEMA, RawValue("raw"), topic_column="name")

@@ -170,6 +170,16 @@ class PipelineSettings(Section):
         return self.transform is not None and self.transform.kind == "spark"
 
     @property
+    def tombstone_keys(self) -> tuple[str, ...]:
+        """The columns of the destination's key, if tombstones have them."""
+        key, sink = self.decode.key, self.sink
+        if not isinstance(sink, KafkaSinkSettings):
+            return tuple(getattr(sink, "keys", ()))
+        given = (sink.key,) if sink.key is not None and key is not None else ()
+        columns = None if key is None else key_columns(key)
+        return given if columns is None else tuple(one for one in given if one in columns)
+
+    @property
     def process_count(self) -> int:
         """The number of processes of ``runtime = "processes"``."""
         return self.processes or _usable_processors()

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncely.config import DeltaSinkSettings, HandlersSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import (
+    DeltaSinkSettings,
+    HandlersSinkSettings,
+    KafkaSinkSettings,
+    PipelineSettings,
+    SqlSinkSettings,
+)
 from oncely.config.pipeline import Delivery
 from oncely.pipeline import weaker_guarantee
 
@@ -163,17 +169,20 @@ def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
             "a key whose records are in several partitions gets the record that is written "
             "last: without sink.version the newer one is not known"
         )
-    if table is not None and table.mode == "upsert":
-        ends += _upsert_ends(settings)
+    if settings.tombstone_keys:
+        ends += _key_ends(settings)
+    elif isinstance(sink, KafkaSinkSettings) and sink.key and settings.decode.key is not None:
+        ends.append(f"each tombstone is a dead letter: column {sink.key!r} of sink.key is none of"
+                    " decode.key")  # fmt: skip
     return tuple(ends)
 
 
-def _upsert_ends(settings: PipelineSettings) -> Iterator[str]:
+def _key_ends(settings: PipelineSettings) -> Iterator[str]:
     transform = settings.transform
     if transform is not None or settings.filter.drops:
         yield (
-            "a record that a transform or filter drops leaves the row of its key as it is: only a"
-            " tombstone deletes it"
+            "a record that a transform or filter drops leaves the row or message of its key as it"
+            " is: only a tombstone deletes it"
         )
     if transform is not None and transform.python is not None:
         yield (

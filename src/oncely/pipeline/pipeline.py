@@ -205,8 +205,8 @@ class Pipeline:
         from oncely.runtimes.row_transform import KeepsKeys, PlainTexts, Unchanged
 
         made, sink = self._row_transform(), self.settings.sink
-        if (keys := tuple(getattr(sink, "keys", ()))) and not isinstance(made, Unchanged):
-            made = KeepsKeys(made, keys)
+        if (keys := self.settings.tombstone_keys) and not isinstance(made, Unchanged):
+            made = KeepsKeys(made, keys, "sink.key" if sink.kind == "kafka" else "sink.keys")
         return made if sink.kind == "sql" else PlainTexts(made)
 
     def _row_transform(self) -> RowTransform:

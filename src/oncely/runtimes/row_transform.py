@@ -102,10 +102,12 @@ class KeepsKeys:
     Attributes:
         inner: the transform.
         keys: the columns of the key.
+        setting: the key of the pipeline file that names them.
     """
 
     inner: RowTransform
     keys: tuple[str, ...]
+    setting: str = "sink.keys"
 
     def apply(
         self, rows: pa.Table, row_record: IntArray
@@ -138,7 +140,7 @@ class KeepsKeys:
             )  # fmt: skip
             _, _, refused = self.apply(sample, np.arange(count))
             if computed := [one.reason for one in refused if one.reason.startswith(_COMPUTED)]:
-                raise ConfigError("sink.keys", computed[0], way_out=_UNCHANGED_KEYS)
+                raise ConfigError(self.setting, computed[0], way_out=_UNCHANGED_KEYS)
         return made
 
     def _computed(self, given: pa.Table, made: pa.Table) -> dict[int, str]:
@@ -150,7 +152,7 @@ class KeepsKeys:
                 wanted = cast_values(given[name], ColumnFit(name, own.type), {})
             except (pa.ArrowNotImplementedError, pa.ArrowTypeError):
                 problem = f"{_COMPUTED} column {name!r} from {given[name].type} to {own.type}"
-                raise ConfigError("sink.keys", problem, way_out=_UNCHANGED_KEYS) from None
+                raise ConfigError(self.setting, problem, way_out=_UNCHANGED_KEYS) from None
             same = pc.or_(
                 pc.fill_null(pc.equal(own, wanted), False),
                 pc.and_(pc.is_null(own), pc.is_null(wanted)),

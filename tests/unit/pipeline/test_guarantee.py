@@ -21,7 +21,7 @@ def guarantee(**sections: dict[str, Any]) -> Guarantee:
         "sink": {"kind": "sql", "url": "postgresql://u@h/d", "table": "t"},
     }
     for name, more in sections.items():
-        raw[name] = {**raw.get(name, {}), **more}
+        raw[name] = more if "kind" in more else {**raw.get(name, {}), **more}
     return guarantee_of(parse(raw))
 
 
@@ -66,8 +66,12 @@ def test_gaps_and_upserts() -> None:
     for transform, ends in (({"sql": "SELECT id FROM input"}, 1), ({"python": "m:f"}, 2), ({}, 0)):
         more = {"transform": transform} if transform else {}
         found = guarantee(sink=upsert, decode=key, **more).ends
-        said = ("leaves the row of its key", "must pass the key columns")
+        said = ("leaves the row or message", "must pass the key columns", "tombstone is a dead")
         assert sum(one in end for end in found for one in said) == ends
+        for column, count in (("id", ends), ("v", 1)):
+            to = {"kind": "kafka", "topic": "o", "key": column}
+            found = guarantee(sink=to, decode=key, **more).ends
+            assert sum(one in end for end in found for one in said) == count
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.config import parse
 from oncely.core.batch import Rejection
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
+from oncely.pipeline.pipeline import Pipeline
 from oncely.runtimes.row_transform import (
     ROW,
     KeepsKeys,
@@ -229,6 +231,21 @@ def test_a_query_that_computes_a_key_is_refused(sql: str, problem: str) -> None:
     with pytest.raises(ConfigError, match="a tombstone keeps: " + problem) as caught:
         transform.output(SCHEMA)
     assert caught.value.key == "sink.keys"
+
+
+def test_a_query_that_computes_the_key_of_messages_is_refused() -> None:
+    raw: dict[str, Any] = {
+        "name": "p",
+        "source": {"brokers": "b:1", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "transform": {"sql": "SELECT id + 1 AS id FROM input"},
+        "sink": {"kind": "kafka", "topic": "o", "key": "id"},
+    }
+    assert Pipeline(parse(raw)).transformed_schema().names == ["id"]
+    raw["decode"]["key"] = {"format": "string", "column": "id", "type": "BIGINT"}
+    with pytest.raises(ConfigError, match="which a tombstone keeps") as caught:
+        Pipeline(parse(raw)).transformed_schema()
+    assert caught.value.key == "sink.key"
 
 
 def test_a_record_whose_key_is_changed_is_rejected() -> None:

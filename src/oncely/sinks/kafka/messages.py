@@ -29,6 +29,7 @@ from oncely.core.topics import TopicPartition
 from oncely.sinks.kafka import arrow_json
 from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
 from oncely.sinks.row_digests import row_digests
+from oncely.sinks.sql.prepare import keys_like_rows, rejections_of
 
 T = TypeVar("T")
 
@@ -148,7 +149,9 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
         order = np.argsort(record, kind="stable")
         record = record[order]
         rows = _merged(rows, pa.nulls(gone, pa.large_binary()), order)
-        keys = _merged(keys, form.keys(chunk.deletes), order)
+        deleted, lost = _deleted(chunk.deletes, form)
+        bad += rejections_of(chunk.delete_record, lost)
+        keys = _merged(keys, deleted, order)
         topics = _ordered([*topics, *[form.topic] * gone], order)
     headers = None if chunk.headers is None else header_lists(chunk.headers.take(pa.array(record)))
     if form.keep_source:
@@ -157,8 +160,20 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     known = limits(sorted(topic for topic in named if topic and not form.refused_topic(topic)))
     times = _times(chunk, form, record)
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
-    refused = {one.record: one for one in (*chunk.rejections, *bad, *_unwritable(found, form))}
+    refused = {one.record: one for one in (*_unwritable(found, form), *bad, *chunk.rejections)}
     return replace(found, rejections=tuple(refused[at] for at in sorted(refused)))
+
+
+def _deleted(deletes: pa.Table, form: RecordFormat) -> tuple[pa.LargeBinaryArray, dict[int, str]]:
+    """The keys of tombstones in the form of those of rows, and the reason for each without one."""
+    if form.key is None:
+        return form.keys(deletes), {}
+    if form.key in deletes.column_names:
+        like, bad = keys_like_rows(deletes, form.schema, [form.key])
+        return form.keys(like), bad
+    reason = f"a tombstone has no column {form.key!r}, the key of messages (sink.key)"
+    lost = dict.fromkeys(range(deletes.num_rows), reason)
+    return pa.nulls(deletes.num_rows, pa.large_binary()), lost
 
 
 def _times(chunk: Chunk, form: RecordFormat, record: IntArray) -> list[int | None] | None:

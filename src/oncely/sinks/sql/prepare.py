@@ -85,7 +85,7 @@ def with_tombstones(
     deleted = np.zeros(len(row_record), dtype=np.int64)
     if not keys or chunk.deletes is None or not len(chunk.delete_record):
         return rows, row_record, deleted, {}
-    deletes, bad = _keys_like_rows(chunk.deletes, rows.schema, keys)
+    deletes, bad = keys_like_rows(chunk.deletes, rows.schema, keys)
     rows = pa.concat_tables([rows, deletes], promote_options="default")
     row_record = np.concatenate([row_record, chunk.delete_record])
     deleted = np.concatenate([deleted, np.ones(len(chunk.delete_record), dtype=np.int64)])
@@ -95,7 +95,7 @@ def with_tombstones(
     return rows.take(pa.array(order)), row_record[order], deleted[order], bad
 
 
-def _keys_like_rows(
+def keys_like_rows(
     deletes: pa.Table, rows: pa.Schema, keys: Sequence[str]
 ) -> tuple[pa.Table, dict[int, str]]:
     """Cast the keys of tombstones, which bypass the transform and may have other types than the
@@ -114,7 +114,7 @@ def _keys_like_rows(
         values = [cast_values(deletes.column(fit.name), fit, bad) for fit in fits]
     except (KeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise TableMismatch(
-            f"sink.keys: a tombstone's key does not fit the transformed rows: {error}",
+            f"a tombstone's key does not fit the transformed rows: {error}",
             way_out="let the transform pass the key columns through as they are",
         ) from None
     return pa.table(values, schema=pa.schema([rows.field(key) for key in keys])), bad
