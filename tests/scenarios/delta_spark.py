@@ -46,6 +46,8 @@ def _main(root: str) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.databricks.delta.snapshotPartitions", "2")  # by default 50 tasks a snapshot
+        # By default 10,000 tasks of VACUUM list the table.
+        .config("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
