@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,30 @@ from tests.conftest import repository
 from tests.laketools import COLUMNS, Lake, events, lake, lake_in_memory
 
 WIDER = pa.schema([("id", pa.float64()), *list(COLUMNS)[1:], ("note", pa.string())])
+USERS = (
+    "bob",
+    "",
+    None,
+    "é😀",
+    "..",
+    "~empty",
+    "__HIVE_DEFAULT_PARTITION__",
+    "x=1",
+    "a\nb",
+    "*?[c]",
+)
 PAGE = (repository() / "docs" / "reading-files.md").read_text()
 
 
 @pytest.fixture
 def own(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """Two users and a schema that has grown; a compaction, and orphans of both formats."""
+    """Odd users and a schema that has grown; a compaction, and orphans of both formats."""
     made = lake(broker, tmp_path / "lake  of 'events'", format="parquet")
     for start in (0, 2):
         made.batch_of(events("a/b %", start, 2), form="parquet")
     compact(made.table)
-    later = [row | {"id": row["id"] + 0.5, "note": "x"} for row in events("bob", 4, 3)]
-    made.publish([made.file(later, WIDER, form="parquet")], [WIDER])
-    made.rows += later
+    made.publish([made.file(rows, WIDER, form="parquet") for rows in later()], [WIDER])
+    made.rows += [row for rows in later() for row in rows]
     for form in ("parquet", "avro"):
         made.file(events("bob", 90, 2), form=form)
     made.topics.reader().settled()
@@ -42,6 +54,14 @@ def own(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake
     monkeypatch.setattr(files, "table_of", lambda _: made.table)
     monkeypatch.chdir(tmp_path)
     return made
+
+
+def later() -> list[list[dict[str, Any]]]:
+    """Rows of each user in the wider schema."""
+    return [
+        [row | {"id": row["id"] + 0.5, "note": "x"} for row in events(user, 4 + 3 * at, 3)]
+        for at, user in enumerate(USERS)
+    ]
 
 
 def paths(*options: str) -> str:
@@ -69,10 +89,14 @@ def test_paths_are_those_of_the_manifest(own: Lake) -> None:
             "bytes": (own.root / file.path).stat().st_size,
             "partition": file.partition,
         }
-    assert [one["partition"]["user"] for one in given] == ["a/b %", "bob"]
+    users = [one["partition"]["user"] for one in given]
+    assert sorted(users, key=str) == sorted(("a/b %", *USERS), key=str)
     assert paths("--plain").splitlines() == [one["path"] for one in given]
-    (bob,) = paths("--where", "user=bob", "--plain").splitlines()
-    assert bob == given[1]["path"]
+    for one in given:
+        user = one["partition"]["user"]
+        if user is not None:
+            (path,) = paths("--where", f"user={user}", "--plain").splitlines()
+            assert path == one["path"]
 
 
 def test_a_table_without_directories_has_no_partition_values(
@@ -117,9 +141,10 @@ def test_spark_reads_the_documented_way(
     made.batch_of(events("a/b %", 0, 2), form="parquet")
     made.batch_of(events("資" * 100, 2, 2), form="parquet")
     wider = pa.schema([*COLUMNS, ("note", pa.string())])
-    later = [row | {"note": "x"} for row in events("1", 4, 3)]
-    made.publish([made.file(later, wider, form="parquet")], [wider])
-    rows = [*made.rows, *later]
+    users = enumerate(("1", *USERS))
+    newer = [[r | {"note": "x"} for r in events(user, 4 + 3 * at, 3)] for at, user in users]
+    made.publish([made.file(rows, wider, form="parquet") for rows in newer], [wider])
+    rows = [*made.rows, *(row for rows in newer for row in rows)]
     monkeypatch.chdir(tmp_path)
     addresses = [one["path"] for one in files.addresses(made.table)]
     (tmp_path / "paths.txt").write_text("".join(f"{one}\n" for one in addresses))
@@ -130,14 +155,34 @@ def test_spark_reads_the_documented_way(
     assert sorted(found, key=str) == sorted(wanted, key=str)
 
 
+def test_a_shell_reads_the_documented_way(own: Lake, tmp_path: Path) -> None:
+    """JSON lines, and one Parquet file."""
+    done = CliRunner().invoke(app, ["files", "read", "events.toml"])
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted(found, key=itemgetter("id")) == sorted(
+        ({"note": None, **row} for row in own.rows), key=itemgetter("id")
+    )
+    CliRunner().invoke(app, ["files", "read", "events.toml", "--out", "all.parquet"])
+    rows = pl.read_parquet(tmp_path / "all.parquet").select("id", "user", "note").rows()
+    assert sorted(rows, key=str) == sorted(known(own), key=str)
+
+
 def known(own: Lake) -> list[tuple[float, str, str | None]]:
     return [(float(row["id"]), row["user"], row.get("note")) for row in own.rows]
 
 
-def test_polars_reads_avro(own: Lake) -> None:
-    made = own.with_(format="avro")
-    file = made.file(events("cy", 50, 2))
-    assert pl.read_avro(made.table.store.address(file.path))["id"].to_list() == [50, 51]
+def test_polars_reads_avro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = lake_in_memory(tmp_path / "lake", format="avro")
+    made.batch_of(events("a/b %", 0, 2))
+    made.publish([made.file(rows, WIDER) for rows in later()], [WIDER])
+    made.rows += [row for rows in later() for row in rows]
+    monkeypatch.chdir(tmp_path)
+    lines = (json.dumps({"path": one["path"]}) for one in files.addresses(made.table))
+    (tmp_path / "files.jsonl").write_text("\n".join(lines))
+    scope: dict[str, Any] = {}
+    exec(documented("python").replace("scan_parquet", "read_avro").replace(".collect()", ""), scope)
+    found = scope["rows"].select("id", "user", "note").rows()
+    assert sorted(found, key=str) == sorted(known(made), key=str)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from oncely.config import parse
+from oncely.errors import TableMismatch
 from oncely.ledgers.topic.records import OffsetMetadata, stamp
 from oncely.pipeline import Pipeline
 from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
+from tests.kafkatools import set_config
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 
@@ -88,6 +90,41 @@ def test_topics_that_it_creates_are_told_with_their_copies(
         found_ = broker.admin().list_topics(output, timeout=60).topics[output]
         assert len(found_.partitions) == partitions
         broker.delete_topic(output)
+
+
+def test_settings_of_topics_that_defeat_those_of_the_sink(
+    world: TopicWorld, broker: Broker
+) -> None:
+    def notes(config: dict[str, str], **sink: Any) -> list[str]:
+        if config:
+            set_config(broker, world.output, config)
+        found = Pipeline(parse(world.settings(sink=sink))).plan(use_spark=False)
+        assert not found.problems
+        named = world.output if config else world.rejects
+        return [one for one in found.notes if one.startswith(f"topic {named} has ")]
+
+    for topic in (world.output, world.rejects):
+        broker.create_topic(topic)
+    more = {"batch.size": "2000", "compression.type": "zstd"}
+    assert notes({"retention.ms": "5000"}, kafka=more) == []
+    (told,) = notes({"message.timestamp.type": "LogAppendTime"}, timestamp="source")
+    assert "LogAppendTime" in told
+    config = {"message.timestamp.type": "CreateTime"}
+    (told,) = notes(config, timestamp="source")
+    assert "retention.ms 5000" in told
+    compression, size = notes({"compression.type": "gzip", "max.message.bytes": "1000"}, kafka=more)
+    assert "compression.type gzip" in compression
+    assert "batch.size is lowered" in size
+    assert notes({}) == []
+    set_config(broker, world.rejects, {"retention.ms": "5000"})
+    (told,) = notes({})
+    assert "a shorter retention.ms than the source" in told
+    set_config(broker, world.rejects, {"cleanup.policy": "compact"})
+    assert "is compacted" in planned(world)["sink.rejects_topic"]
+    set_config(broker, world.output, {"min.insync.replicas": "2"})
+    assert "the broker takes no record" in planned(world)["sink.topic"]
+    with pytest.raises(TableMismatch, match=r"min\.insync\.replicas 2"):
+        Pipeline(parse(world.settings())).preflight()
 
 
 def test_another_cluster_is_refused(world: TopicWorld, elsewhere: Broker) -> None:

@@ -11,8 +11,9 @@ from confluent_kafka import KafkaException, Producer
 
 from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
+from oncely.pipeline.status import Status, _hidden
 from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.lag import PartitionLag, measure_lag
+from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
 from oncely.sources.start import Moment
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
@@ -113,6 +114,19 @@ def test_lag_counts_to_the_stable_end_and_ages_from_the_next_record(
     assert lag(2)[0] == PartitionLag(topic, 0, 2, 5, 3, None)
     assert lag(5)[0] == PartitionLag(topic, 0, 5, 5, 0, 0.0)
     assert source.timestamps_at({p0: 0, p1: 0}) == {p0: DAY, p1: None}
+    # Of open transactions the one of p1 is the oldest; a line of an earlier end is not judged.
+    assert open_transactions(source, lag(5), DAY + 180_000) == {p0: 60.0, p1: 180.0}
+    assert open_transactions(source, [lag(5)[0]._replace(end=2)], DAY + 180_000) == {}
+    reason = _hidden(source, lag(5), DAY + 180_000)
+    assert f"records of {p1} from offset 0 on wait" in reason
+    assert f"abort --topic {topic} --partition 1 --start-offset 0" in reason
+    assert _hidden(source, lag(5), DAY + 60_000) == ""
+    told = Status(tuple(lag(5)), 0, 1, hidden=reason)
+    assert told.judgement == ("WARN", reason)
+    assert (told.as_json()["state"], told.as_json()["reason"]) == ("WARN", reason)
+    writer.producer.commit_transaction(120)
+    await_that(lambda: source.stable_end()[p0] == 7, "the end of the transaction")
+    assert open_transactions(source, lag(5), DAY + 180_000) == {}
 
 
 def test_a_moment_is_the_first_record_from_then_on(

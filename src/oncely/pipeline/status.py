@@ -11,7 +11,8 @@ from oncely.config import FilterSettings
 from oncely.core.topics import Position, TopicPartition
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.destination import LedgerState
-from oncely.sources.lag import PartitionLag, measure_lag
+from oncely.sources.kafka import KafkaSource
+from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -38,6 +39,7 @@ class Status:
         warnings: what the next start would refuse, or finds lost.
         activity: the newest commits; None if the ledger does not store their times.
         waits: seconds for which a filter makes records wait.
+        hidden: the reason for which records at the end of a partition cannot be read; or empty.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -46,6 +48,7 @@ class Status:
     warnings: tuple[str, ...] = ()
     activity: Activity | None = None
     waits: float = 0.0
+    hidden: str = ""
 
     @property
     def judgement(self) -> Judgement:
@@ -55,7 +58,8 @@ class Status:
     def judged(self, still: float | None) -> Judgement:
         """The verdict of one who has seen no position move for some seconds, or has not looked."""
         own = (self.partitions, self.epoch, self.activity, self.warnings)
-        return judged(*own, self.waits, still)
+        found = judged(*own, self.waits, still)
+        return Judgement("WARN", self.hidden) if self.hidden and found.state == "OK" else found
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON-able result."""
@@ -116,7 +120,8 @@ def judged(
 def status(pipeline: Pipeline) -> Status:
     """See :meth:`oncely.pipeline.Pipeline.status`."""
     known = pipeline.destination.look()
-    lags = measure_lag(pipeline.source, _reading(pipeline, known), int(time.time() * 1000))
+    now_ms = int(time.time() * 1000)
+    lags = measure_lag(pipeline.source, _reading(pipeline, known), now_ms)
     return Status(
         tuple(
             one._replace(position=known.positions.get(TopicPartition(one.topic, one.partition)))
@@ -127,6 +132,22 @@ def status(pipeline: Pipeline) -> Status:
         _warnings(pipeline, known),
         known.activity,
         _waits(pipeline.settings.filter),
+        _hidden(pipeline.source, lags, now_ms),
+    )
+
+
+def _hidden(source: KafkaSource, lags: Sequence[PartitionLag], now_ms: int) -> str:
+    """The oldest transaction at an end of the topics, if it is open for long."""
+    found = open_transactions(source, lags, now_ms)
+    tp = max(found, key=found.__getitem__, default=None)
+    if tp is None or found[tp] <= WARN_SECONDS:
+        return ""
+    (end,) = (one.end for one in lags if (one.topic, one.partition) == tp)
+    return (
+        f"records of {tp} from offset {end} on wait for a transaction whose first record is"
+        f" {found[tp]:,.0f} s old: its producer, or the broker after transaction.timeout.ms, ends"
+        f" it; else kafka-transactions.sh --bootstrap-server {source.brokers} abort --topic"
+        f" {tp.topic} --partition {tp.partition} --start-offset {end}"
     )
 
 

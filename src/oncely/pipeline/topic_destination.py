@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from oncely.clients.kafka import limits, topics
 from oncely.clients.kafka.client import KafkaAdmin, make
 from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
-from oncely.errors import ConfigError, OncelyError
+from oncely.errors import ConfigError, OncelyError, TableMismatch
 from oncely.ledgers.topic.cluster import Connect, PipelineTopics
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan, TopicPlan
 from oncely.pipeline.problems import Check, Inspection
@@ -33,6 +34,27 @@ def _default_layout(admin: KafkaAdmin) -> topics.Layout:
         return topics.default_layout(admin)
     except OncelyError:
         return _UNKNOWN
+
+
+def _kept_ms(config: Mapping[str, str]) -> float:
+    """The time for which a topic keeps records."""
+    given = config["retention.ms"] if "delete" in config["cleanup.policy"] else "-1"
+    return inf if given == "-1" else int(given)
+
+
+def _short_lived(admin: KafkaAdmin, rejects: str, sources: Sequence[str]) -> Iterator[str]:
+    """A note on dead letters that are deleted before their records, if this user may know it."""
+    try:
+        found = {
+            n: _kept_ms(one) for n, one in topics.configured(admin, [rejects, *sources]).items()
+        }
+    except OncelyError:
+        return
+    if found[rejects] < max(found[name] for name in sources):
+        yield (
+            f"topic {rejects} has a shorter retention.ms than the source: records whose dead letter"
+            " is deleted look lost to an audit"
+        )
 
 
 def lost_with_a_broker(plans: Iterable[TopicPlan], state: Collection[str]) -> Iterator[str]:
@@ -170,7 +192,7 @@ class TopicDestination(Generic[S]):
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
         yield "sink", lambda: self.check_sink(sink)
-        yield "sink.rejects_topic", lambda: self._refuse_compacted(sink)
+        yield self.output_key, lambda: self._check_topics(sink.cluster.admin)
         if not self._has_ledger:
             return
         yield "sink.ledger_topic", self._check_ledger
@@ -178,15 +200,23 @@ class TopicDestination(Generic[S]):
         timeout = self.given.transaction_timeout
         yield "sink.transaction_timeout", lambda: limits.check_timeout(sink.cluster.admin, timeout)
 
-    def _refuse_compacted(self, sink: S) -> None:
-        """Refuse a compacted topic of dead letters, which would lose some of them."""
-        admin, name = sink.cluster.admin, self.given.rejects
-        if not topics.missing(admin, [name]) and topics.compacted(admin, [name]):
+    def _check_topics(self, admin: KafkaAdmin) -> None:
+        """Refuse topics that take no record, and one for dead letters that does not keep them."""
+        there = topics.layouts(admin, self._written)
+        for name, one in there.items():
+            if one.min_insync is not None and one.min_insync > (one.replicas or 0):
+                raise TableMismatch(
+                    f"topic {name} has min.insync.replicas {one.min_insync} and replicas:"
+                    f" {one.replicas}; the broker takes no record",
+                    way_out="lower it, or add replicas (kafka-reassign-partitions)",
+                )
+        rejects = self.given.rejects
+        if topics.compacted(admin, {rejects} & there.keys()):
             raise ConfigError(
                 "sink.rejects_topic",
-                f"topic {name!r} is compacted (cleanup.policy): it keeps one dead letter of a key,"
-                " and takes none without a key",
-                way_out="set the topic's cleanup.policy to delete, or name another topic",
+                f"topic {rejects!r} is compacted (cleanup.policy): a dead letter would replace"
+                " others of its key",
+                way_out="set its cleanup.policy to delete, or name another topic",
             )
 
     def _check_ledger(self) -> None:
@@ -205,6 +235,9 @@ class TopicDestination(Generic[S]):
                 made = absent if self.given.create else []
                 facts = self.facts(sink, schema, absent)
                 plans = self._topic_plans(sink)
+                if self.given.rejects in {one.name for one in plans if one.exists}:
+                    sources, rejects = self.settings.source.topics, self.given.rejects
+                    inspection.notes += _short_lived(sink.cluster.admin, rejects, sources)
         inspection.notes += lost_with_a_broker(plans, self.compacted)
         partitions = {one.name: one.partitions for one in plans if one.partitions is not None}
         partitions |= self._compacted_partitions

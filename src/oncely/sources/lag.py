@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncely.core.topics import Position, TopicPartition
@@ -57,6 +57,21 @@ def measure_lag(
         lag_seconds = _seconds(ages, behind, tp, now_ms)
         lines.append(PartitionLag(*tp, position, mark.stable, lag, lag_seconds))
     return lines
+
+
+def open_transactions(
+    source: KafkaSource, lines: Iterable[PartitionLag], now_ms: int
+) -> dict[TopicPartition, float]:
+    """The partitions at whose end a transaction is open: seconds since its first record.
+
+    Its first record is the one at the last stable offset, which has not moved since ``lines``.
+    Raises the errors of :func:`measure_lag`.
+    """
+    ends = {TopicPartition(one.topic, one.partition): one.end for one in lines}
+    marks = source.watermarks().items()
+    hidden = {tp: mark.stable for tp, mark in marks if ends.get(tp) == mark.stable < mark.high}
+    ages = source.timestamps_at(hidden, committed=False) if hidden else {}
+    return {tp: (now_ms - at) / 1000 for tp, at in ages.items() if at is not None}
 
 
 def _seconds(
