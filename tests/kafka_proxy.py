@@ -21,6 +21,7 @@ from oncely.testing.servers.ports import HOST
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = (
     0, 22, 24, 25, 26, 28,
 )  # fmt: skip
+LIST_OFFSETS = 2
 NAMES = {
     PRODUCE: "Produce",
     INIT_PRODUCER_ID: "InitProducerId",
@@ -30,7 +31,7 @@ NAMES = {
     TXN_OFFSET_COMMIT: "TxnOffsetCommit",
 }
 
-Kind = Literal["lose request", "lose response", "hold request", "lose broker"]
+Kind = Literal["lose request", "lose response", "hold request", "hold response", "lose broker"]
 _OF_REQUESTS: tuple[Kind, ...] = ("lose request", "hold request", "lose broker")
 
 
@@ -39,7 +40,8 @@ class Fault:
     """What happens once to a frame of one api, after ``skip`` that pass.
 
     The client's connection is cut then: a client that waits for its timeout learns nothing
-    more, only later. A held request stays in flight on its own connection until released. With
+    more, only later. A held request stays in flight on its own connection until released. A held
+    response comes late, after those to later requests of the same connection. With
     the broker lost, every connection is cut, and no other is made before the fault is over.
     """
 
@@ -51,10 +53,10 @@ class Fault:
     _held: tuple[socket.socket, bytes] | None = None
 
     def release(self, seconds: float = 20.0) -> None:
-        """Let the held request reach the broker, and wait for the broker's answer."""
+        """Let the held frame pass, and wait for the broker's answer."""
         assert self._held is not None, "nothing is held"
-        upstream, frame = self._held
-        upstream.sendall(frame)
+        receiver, frame = self._held
+        receiver.sendall(frame)
         assert self.answered.wait(seconds), "the broker did not answer the late request"
 
 
@@ -175,6 +177,10 @@ class _Connection:
                     continue
                 if self._proxy.meet(api, ("lose response",)):
                     break
+                if late := self._proxy.meet(api, ("hold response",)):
+                    late._held = (self._client, frame)
+                    late.answered.set()
+                    continue
                 with contextlib.suppress(OSError):  # the answers to a held request's neighbours
                     self._client.sendall(frame)
         _cut(self._client)

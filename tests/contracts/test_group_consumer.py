@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -16,6 +17,8 @@ from oncely.core.topics import TopicPartition
 from oncely.errors import ConfigError
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
+from tests.conftest import produce
+from tests.kafka_proxy import LIST_OFFSETS, proxied_broker
 
 REFRESH = "topic.metadata.refresh.interval.ms"
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +107,40 @@ def test_each_record_is_returned_once_beside_a_rebalance_a_seek_and_a_pause(
                            "every record")  # fmt: skip
         await_that(lambda: len(member.poll().held) == 2, "it comes back")
         await_that(lambda: set(member.poll().next.values()) == {many}, "every record")
+
+
+class Waiting(Reader):
+    """A member that is told later where to begin, and keeps the offsets that have arrived."""
+
+    def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self.held, self.offsets = {*partitions}, list[int]()
+        return {}
+
+    def poll(self) -> Waiting:
+        for messages in self.group.poll(0.05).messages.values():
+            self.offsets += offsets_of(messages).tolist()
+        return self
+
+
+@pytest.mark.parametrize("protocol", get_args(Protocols))
+def test_an_answer_that_comes_after_a_seek_makes_nobody_read_the_log_again(
+    protocol: Protocols,
+) -> None:
+    with proxied_broker() as (broker, proxy):
+        topic = broker.create_topic(f"late-{protocol}")
+        produce(broker, topic, [(0, None, b"%d" % n) for n in range(3_000)])
+        through = SimpleNamespace(bootstrap=proxy.bootstrap)
+        with (
+            proxy.fault(LIST_OFFSETS, "hold response") as late,
+            closing(Waiting(through, topic, protocol)) as member,
+        ):
+            await_that(lambda: member.poll() and late.met.is_set(), "the question for an offset")
+            member.group.seek(TopicPartition(topic, 0), 2_990)
+            member.group.pause(set())
+            await_that(lambda: 2_999 in member.poll().offsets, "the last record")
+            late.release()
+            await_that(lambda: member.poll().offsets.count(2_999) == 2, "it comes once more")
+            assert min(member.offsets) == 2_990
 
 
 @pytest.mark.parametrize("protocol", get_args(Protocols))

@@ -55,7 +55,8 @@ _OWN = {
 UNTAKEN = ck.OFFSET_BEGINNING
 """Where a partition is assigned that is paused until it is taken, and sought then. librdkafka asks
 the broker for a logical offset, and an answer that comes after the seek replaces its position
-(2.16): records from the beginning are passed over, those before the end would be taken for a hole.
+(2.16): records from the beginning show it, and the partition is sought again; those before the end
+would be taken for a hole.
 """
 _MANY = 2_000  # messages that are taken at once; meanwhile no other thread runs Python
 _ROWS = 50_000  # the same of columns; meanwhile other threads run
@@ -172,6 +173,7 @@ class GroupConsumer:
         )
         self._begun: dict[TopicPartition, Position] = {}  # during the present call
         self._seeking: dict[TopicPartition, Position] = {}
+        self._asked: dict[TopicPartition, Position] = {}  # where partitions are read from
         self._paused: set[TopicPartition] = set()  # in librdkafka
         self._polling = False
         self._failure: BaseException | None = None
@@ -207,6 +209,10 @@ class GroupConsumer:
         # They may be of an earlier assignment: they are fetched, and the end is told, once more.
         for tp in self._begun.keys() & (polled.messages.keys() | polled.ends.keys()):
             self._seeking.setdefault(tp, self._begun[tp])
+        for tp, found in polled.messages.items():
+            if found[0].offset() < self._asked.get(tp, 0):  # see UNTAKEN
+                log.info("%s: %s is sought again, it was read from elsewhere", self._doing, tp)
+                self._seeking.setdefault(tp, self._asked[tp])
         for tp in self._begun.keys() | self._seeking.keys():
             polled.messages.pop(tp, None)
             polled.ends.pop(tp, None)
@@ -246,7 +252,7 @@ class GroupConsumer:
             except KafkaException as error:
                 log.debug("%s: can't seek to %s of %s yet: %s", self._doing, position, tp, error)
             else:
-                del self._seeking[tp]
+                self._asked[tp] = self._seeking.pop(tp)
                 self._inbox.sought(tp)
 
     def mark(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -360,6 +366,7 @@ class GroupConsumer:
         (consumer.incremental_assign if self._incremental else consumer.assign)(at)
         self.pause(self._paused | (tps - begins.keys()))
         self._begun |= begins
+        self._asked |= begins
         for tp in begins:
             self._seeking.pop(tp, None)
 
@@ -374,8 +381,8 @@ class GroupConsumer:
         if tps:
             self._calling(lambda: self._rebalances.revoked(tps, lost=lost))
         for tp in tps:
-            self._begun.pop(tp, None)
-            self._seeking.pop(tp, None)
+            for of in (self._begun, self._seeking, self._asked):
+                of.pop(tp, None)
         self._inbox.left(tps)
         if self._incremental:
             consumer.incremental_unassign([ck.TopicPartition(*tp) for tp in sorted(tps)])
