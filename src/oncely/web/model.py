@@ -338,7 +338,8 @@ def _verdict(now: Overview, status: Status, still: float) -> Verdict:
     if state != "OK":
         if state == "STALL":
             return Verdict("bad", f"Stalled: {reason}{letters}")
-        return Verdict("warn", f"Late: {reason}{letters}")
+        behind = f"Behind by {_number(lag, 'offset')}; " if lag else ""
+        return Verdict("warn", f"{behind}late: {reason}{letters}")
     if lag:
         age = now.lag_seconds
         oldest = f"; the oldest record waits for {duration(age)}" if age else ""
