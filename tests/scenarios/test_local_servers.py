@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from oncely.errors import Unavailable
+from oncely.errors import Unavailable, WrongInput
 from oncely.testing.processes import name_of
 from oncely.testing.servers import background as servers
 from oncely.testing.servers import pginstall
@@ -116,10 +116,26 @@ def test_somebody_elses_process_is_left_alone(home: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', '{"pid": 1}'])
-def test_a_broken_state_file_means_down(home: Path, content: str) -> None:
+def test_a_damaged_state_file_is_told(home: Path, content: str) -> None:
     (home / "state.json").write_text(content)
+    for call in (servers.status, servers.down, servers.up):
+        with pytest.raises(WrongInput, match=r"state\.json is damaged") as refused:
+            call()
+        assert refused.value.way_out == "delete the file"
+    (home / "state.json").unlink()
+
+
+def test_no_second_keeper_is_started_beside_one_with_a_damaged_state_file(home: Path) -> None:
+    servers.up()
+    keeper = _keeper(home)
+    (home / "state.json").write_text("{")
+    with pytest.raises(WrongInput, match=str(home / "state.json")) as refused:
+        servers.up()
+    assert refused.value.way_out.startswith(f"end process {keeper.pid}, with which")
+    keeper.terminate()
+    keeper.wait(60)
+    (home / "state.json").unlink(missing_ok=True)
     assert servers.status() is None
-    assert servers.down() is False
 
 
 def test_why_they_did_not_start(home: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from oncely import artifacts
-from oncely.errors import OncelyError, Unavailable
+from oncely.errors import OncelyError, Unavailable, WrongInput
 from oncely.testing.servers import pginstall
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import free_port, is_free
@@ -55,7 +55,7 @@ def up() -> LocalServers:
 
     Raises:
         Unavailable: they did not start.
-        WrongInput: Java or PostgreSQL's programs are missing.
+        WrongInput: Java or PostgreSQL's programs are missing, or the state file is damaged.
     """
     artifacts.java()
     artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
@@ -108,18 +108,37 @@ def _locked() -> Iterator[Path]:
 
 
 def _running(home: Path) -> tuple[psutil.Process, LocalServers] | None:
-    """Return the keeper and its servers, if the process of the state file is still the same."""
+    """Return the keeper and its servers, if the process of the state file is still the same.
+
+    Raises:
+        WrongInput: the file is damaged: they may be running.
+    """
+    file = home / "state.json"
     try:
-        state = json.loads((home / "state.json").read_text())
-        keeper = psutil.Process(state["pid"])
-        same = abs(keeper.create_time() - state["started"]) < _CLOCK_MOVED
-        if not same or _MODULE not in keeper.cmdline() or str(home) not in keeper.cmdline():
-            return None
-        if keeper.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return keeper, LocalServers(**state["servers"])
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-        return None
+        state = json.loads(file.read_bytes())
+        pid, started, found = int(state["pid"]), state["started"], LocalServers(**state["servers"])
+        with contextlib.suppress(psutil.Error):
+            keeper = psutil.Process(pid)
+            same = abs(keeper.create_time() - started) < _CLOCK_MOVED
+            if same and _is_keeper(keeper, home):
+                return keeper, found
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        left = [str(one.pid) for one in psutil.process_iter() if _is_keeper(one, home)]
+        stop = f"end process {left[0]}, with which the servers end, and " if left else ""
+        raise WrongInput(
+            f"{file} is damaged: nobody can tell whether the local servers are running",
+            way_out=f"{stop}delete the file",
+        ) from error
+    return None
+
+
+def _is_keeper(process: psutil.Process, home: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        line = process.cmdline()  # empty of a zombie
+        return _MODULE in line and str(home) in line
+    return False
 
 
 def _launch(home: Path) -> LocalServers:
