@@ -14,7 +14,7 @@ import pyarrow as pa
 from oncely.clients.kafka.reader import Reader
 from oncely.commit.run import OpenRun
 from oncely.core.batch import Chunk
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.runtimes.batches import reading
 from oncely.runtimes.batches.partition_commit import PartitionCommit
 from oncely.runtimes.batches.reading import Reading

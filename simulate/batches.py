@@ -17,8 +17,7 @@ from oncely.clients.kafka import reader
 from oncely.commit import path
 from oncely.core import events
 from oncely.core.claim import Positions
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.runtimes import pipelined_commit

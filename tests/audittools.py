@@ -23,8 +23,7 @@ from oncely.commit.path import pass_over
 from oncely.config import parse
 from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sources.kafka import KafkaSource

@@ -11,7 +11,7 @@ from oncely.clients.sql.session import close_all
 from oncely.commit.run import OpenRun
 from oncely.commit.timer import Interval
 from oncely.core.claim import Fence, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.testing.servers.kafka import Broker

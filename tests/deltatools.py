@@ -19,7 +19,7 @@ from oncely.clients.files.filesystem import connect as connect_files
 from oncely.clients.files.store import Store
 from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import storable
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat

@@ -18,8 +18,7 @@ from oncely.commit.path import publish
 from oncely.core.batch import Batch, Chunk, Reject, Staged
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.files.table import Table
 from oncely.lake.file_format import FileFormat

@@ -137,7 +137,7 @@ class Lake:
             RejectCount(),
         )
         messages = [Message(encode(registered), words.pipeline_key())]
-        from oncely.core.topics import TopicPartition
+        from oncely.core.ranges import TopicPartition
 
         for epoch, at in (resets or {}).items():
             key = words.reset_key(TopicPartition("events", 0), epoch)

@@ -12,8 +12,7 @@ from typing import Any
 
 from oncely.core import events
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline.event_log import described
 from oncely.secrets import Secrets
 from oncely.verify.check import check

@@ -18,8 +18,7 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
 from oncely.sinks.base import Judge
 from oncely.sinks.delta.replay import DeltaReplay

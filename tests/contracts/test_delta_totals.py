@@ -15,8 +15,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
 from oncely.decode.avro_names import storable
 from oncely.ledgers.totals import Totals
 from oncely.sinks.delta.replay import DeltaReplay

@@ -18,7 +18,7 @@ from oncely.clients.kafka.group_consumer import (
 )
 from oncely.clients.kafka.group_members import members_of
 from oncely.core import events
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal

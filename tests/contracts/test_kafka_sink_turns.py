@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.claim import Claim, PositionMoved, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.ledgers.topic import turns
 from oncely.ledgers.topic.cluster import Cluster

@@ -19,8 +19,7 @@ from oncely.commit.timer import save
 from oncely.core.batch import Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, PositionMoved, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.sql import takeover as sql
 from oncely.ledgers.topic.take_positions import PositionTakeover

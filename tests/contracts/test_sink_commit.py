@@ -11,8 +11,7 @@ import pytest
 
 from oncely.clients.sql.session import close_all
 from oncely.core.claim import PositionMoved
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.sql.statements import LedgerStatements
 from tests.contracts.looking import history, ids, positions

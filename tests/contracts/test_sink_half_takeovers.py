@@ -11,8 +11,7 @@ import pytest
 
 from oncely.commit.path import pass_over
 from oncely.core.claim import Fence, Opened, QueryBatch, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, TableMismatch, Unavailable
 from oncely.runtimes.spark.checkpoint import BatchRanges
 from oncely.runtimes.spark.plugin import PublishedBatches

@@ -30,8 +30,7 @@ from oncely.core.batch import Batch
 from oncely.core.budget import RejectCount
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Notes, PositionMoved, Takeover
 from oncely.core.ledger import Entry, Fenced, decide
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError
 from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp

@@ -30,8 +30,7 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, QueryBatch, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles

@@ -28,8 +28,7 @@ from oncely.commit.replay import try_portion
 from oncely.core.batch import Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind, Takeover
 from oncely.core.ledger import Append, Entry, Trim, decide, decide_parts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
 from oncely.ledgers.sql import takeover
 from oncely.ledgers.sql.ledger import SqlLedger

@@ -13,7 +13,7 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self, stop_self

@@ -11,7 +11,7 @@ import pytest
 
 from oncely.audit import audit
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Found

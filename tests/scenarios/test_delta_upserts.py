@@ -22,8 +22,7 @@ from oncely.audit import Report
 from oncely.cli.repair import _of_audit
 from oncely.config import parse
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Repaired

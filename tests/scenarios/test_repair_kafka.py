@@ -15,7 +15,7 @@ import pytest
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, repair
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Found

@@ -10,8 +10,7 @@ from oncely.audit.evidence import Bounds, Log
 from oncely.audit.matching import excused, matched, same_kind
 from oncely.audit.outcome import Compared, Outcome
 from oncely.audit.report import Undecided
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,8 +23,7 @@ from oncely.audit.records import committed
 from oncely.audit.report import Report, Undecided
 from oncely.audit.window import Window
 from oncely.config import PipelineSettings
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import SourceMismatch
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from oncely.audit.records import (
 from oncely.audit.report import Report
 from oncely.audit.spec import Dataset, Pair
 from oncely.audit.topic import KafkaLog
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable, WrongInput
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from oncely.clients.delta import DeltaConnect, connect
 from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")
 _BLAMES = 20

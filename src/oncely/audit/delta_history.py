@@ -18,8 +18,7 @@ from oncely.audit.evidence import Span, moment
 from oncely.audit.stored.delta_document import DeltaCommit, FileAction
 from oncely.clients.sql.claims import Claim
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange, cut
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, cut
 
 OTHERS = -1
 """Among a file's origins: it may also contain rows of other writers, or of commits that the log no

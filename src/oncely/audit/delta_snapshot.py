@@ -26,8 +26,7 @@ from oncely.audit.stored.delta_document import (
 from oncely.clients.delta import DeltaConnect, connect, named_sizes, of_content
 from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.claim import NO_RECORDS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, from_tree
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, from_tree
 from oncely.errors import SourceMismatch, Stopped, Unavailable
 
 _TRIES = 20

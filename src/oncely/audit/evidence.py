@@ -17,8 +17,7 @@ from oncely.audit.report import Proof, Undecided
 from oncely.audit.stored.dead_letters import Letter
 from oncely.core.claim import SKIPPED, Counts
 from oncely.core.expected import Expected, ExpectedRecords, Span
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, grouped
 
 __all__ = ["Expected", "ExpectedRecords", "Span"]
 

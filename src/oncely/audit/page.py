@@ -12,8 +12,7 @@ from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
 from oncely.audit.wording import MEANINGS, PROOFS, plural, verdict_sentence, visible
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.html import document
 
 _BARS = 240  # groups that are drawn one by one

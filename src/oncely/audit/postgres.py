@@ -18,7 +18,7 @@ from oncely.audit.tally import MODULUS, by_partition
 from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 from oncely.clients.sql.postgres_types import SET_TEXTS
 from oncely.core.digest import Recipe
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import TopicPartition, grouped
 from oncely.errors import WrongInput
 
 _AT_ONCE = 100_000  # rows

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from oncely.audit.stored.log import Topics
 from oncely.clients.kafka.records import headers_of, timestamp_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.secrets import carried
 

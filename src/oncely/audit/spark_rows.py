@@ -18,8 +18,7 @@ from oncely.audit.stored.log import Topics
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.digest import kind_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 
 if TYPE_CHECKING:

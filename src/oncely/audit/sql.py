@@ -18,8 +18,7 @@ from oncely.audit.report import Proof
 from oncely.audit.sql_content import OfTable, SqlContent, TableReader
 from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Tables, present
 from oncely.clients.sql.connection import Connect, Dialect, TableName, connect
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 
 
 @dataclass

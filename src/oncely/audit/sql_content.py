@@ -20,8 +20,7 @@ from oncely.audit.report import Finding, Proof
 from oncely.audit.tables import Ledger, Tables
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.digest import Recipe
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 
 Digests = npt.NDArray[np.uint64]
 

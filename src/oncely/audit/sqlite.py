@@ -17,7 +17,7 @@ from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_ROWS, OFFSET, PARTITION, TOPIC, Tables
 from oncely.audit.tally import Tallies, added
 from oncely.core.digest import KINDS, Kind, Recipe, kind_of, row_digests
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 _Rows = tuple[IntArray, npt.NDArray[np.uint64] | None]
 _OFFSETS = 500_000  # whose rows are read at once

@@ -28,7 +28,7 @@ from oncely.cli.opened import STDIN, importable, opened, seconds
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.config import SparkSettings
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.runtimes.spark import session
 from oncely.secrets import scope

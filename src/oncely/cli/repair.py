@@ -16,8 +16,7 @@ from oncely.cli import screen
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, show
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Found, Impossible, Repaired

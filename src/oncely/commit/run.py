@@ -16,8 +16,7 @@ from oncely.core.batch import Batch
 from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
 from oncely.core.claim import NO_RECORDS, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.ledgers.base import Ledger, MovesPositions

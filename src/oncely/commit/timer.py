@@ -17,8 +17,7 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.core.claim import NOT_COUNTED, Claim, Counts, Fence
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError
 from oncely.ledgers.base import Ledger
 from oncely.threads import Thread

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.files.overlaps import Resets, era
 from oncely.lake.paths import is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange, encode

@@ -15,7 +15,7 @@ from oncely.clients.files.filesystem import connect as connect_files
 from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
-from oncely.core.topics import from_tree
+from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError

@@ -20,7 +20,7 @@ from oncely.config import DeltaSinkSettings, KafkaSinkSettings, SqlSinkSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
 from oncely.runtimes.chunks import Bounds, Processing

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from oncely.commit.delivery import Order
-    from oncely.core.ranges import OffsetRange
-    from oncely.core.topics import TopicPartition
+    from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.decode.base import Decoder
     from oncely.ledgers.stores.ledger import StoreLedger
     from oncely.pipeline.destination import Destination, LedgerState

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely import artifacts, native
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import is_installed
 from oncely.ledgers.same_source import same_topics

@@ -17,9 +17,8 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, entry_of, spans
 from oncely.core.batch import Reject
 from oncely.core.claim import NO_RECORDS
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 from oncely.core.rewrite import Rewritten, add_up
-from oncely.core.topics import TopicPartition, grouped
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.repair_together import backfill_together, repair_together
 from oncely.pipeline.repaired import (

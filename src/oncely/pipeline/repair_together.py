@@ -12,9 +12,8 @@ from dataclasses import replace
 from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together, add_up
-from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline.repaired import LOST_FOR_GOOD, NO_OFFSET, Found, Impossible, Repaired
 from oncely.pipeline.reread import Work, records_gone

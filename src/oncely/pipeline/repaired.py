@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from oncely.commit.rewrite import NOTHING
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.core.rewrite import Rewritten
-from oncely.core.topics import TopicPartition
 from oncely.errors import WrongInput
 
 NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sink.keep_source)"

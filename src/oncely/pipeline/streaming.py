@@ -16,7 +16,7 @@ from oncely.config import SqlSinkSettings
 from oncely.config.arguments import checked
 from oncely.config.problems import explain, joined
 from oncely.core.claim import Takeover
-from oncely.core.topics import SourceIdentity
+from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.pipeline.inspect import check_table, look
 from oncely.pipeline.sessions import STREAMING, check_session

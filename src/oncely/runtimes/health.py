@@ -24,7 +24,7 @@ from typing import Any
 from prometheus_client import Metric
 
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.prometheus import exposition
 from oncely.runtimes.metrics import PartitionGauges, RunMetrics
 from oncely.secrets import Secrets

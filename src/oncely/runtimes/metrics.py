@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.phases import PHASES
 from oncely.prometheus import gauge
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from oncely.commit.run import OpenRun
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import SourceMismatch, Unavailable
 from oncely.sources.kafka import KafkaSource
 

@@ -9,8 +9,7 @@ from typing import Any
 from oncely.commit.run import OpenRun
 from oncely.core import events
 from oncely.core.claim import Fence, Opened, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.runtimes.same_log import SameLog
 from oncely.runtimes.told import tell_ranges

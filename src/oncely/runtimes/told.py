@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.claim import NO_RECORDS
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 
 
 def tell_ranges(listener: events.Listener, outcomes: Iterable[Outcome], epoch: int = 0) -> None:

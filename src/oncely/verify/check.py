@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.verify.history import Proofs, check_ledger
 from oncely.verify.log import Log
 from oncely.verify.report import Broken, Finding, Report, Unknown

@@ -13,8 +13,7 @@ from math import inf
 from typing import NamedTuple
 
 from oncely.core.claim import SKIPPED, UNKNOWN
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.verify.report import Broken, Finding, Unknown
 from oncely.verify.state import (
     AHEAD,

@@ -21,7 +21,7 @@ from oncely.config import (
     SqlSinkSettings,
 )
 from oncely.core.claim import Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
 from oncely.verify.state import RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile, Rules
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, from_tree, grouped
 from oncely.verify import log as of
 from oncely.verify.log import Line, Log
 from oncely.verify.report import Broken

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import Position, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
 
 DATA = "data"
 HOLE = "hole"

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from oncely.audit.page import picture
 from oncely.audit.report import Report
 from oncely.audit.wording import plural, verdict_sentence, visible
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.html import document
 from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded

@@ -12,8 +12,7 @@ import pytest
 from oncely.audit.page import page
 from oncely.audit.report import Finding, Hour, PartitionResult, Report, Undecided
 from oncely.audit.wording import redacted, verdict_sentence, visible
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.secrets import Secrets
 from tests.unit.audit import reports
 

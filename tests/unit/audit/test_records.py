@@ -8,8 +8,7 @@ import confluent_kafka as ck
 import pytest
 
 from oncely.audit import records
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])

@@ -21,8 +21,7 @@ from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.lanes import lane_of
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, OncelyError, Stopped, Unavailable
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.runtimes.pipelined_commit import PipelinedCommit

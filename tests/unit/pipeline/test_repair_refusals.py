@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repaired import Found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import InvariantViolation
 from oncely.runtimes.spark.checkpoint import parse_initial_offsets, parse_offset_log
 

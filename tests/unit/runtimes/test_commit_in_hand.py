@@ -16,8 +16,7 @@ from oncely.core.batch import Chunk
 from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import (
     DataLost,

@@ -11,8 +11,7 @@ import pytest
 
 from oncely.core.batch import Chunk, Rejection, Staged
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.reject_summary import SAMPLE

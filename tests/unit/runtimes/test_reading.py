@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.run import OpenRun
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.runtimes.batches.reading import Reading
 from oncely.runtimes.chunks import Bounds

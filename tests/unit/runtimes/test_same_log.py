@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import SourceMismatch, Unavailable
 from oncely.runtimes.same_log import SameLog
 

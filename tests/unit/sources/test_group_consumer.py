@@ -14,7 +14,7 @@ from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Proto
 from oncely.clients.kafka.group_members import members_of
 from oncely.clients.kafka.inbox import Polled
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
 from tests.extras import IN_THE_BASE, PIPELINE
 

@@ -26,7 +26,7 @@ from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, 
 from oncely.clients.kafka.group_members import members
 from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Polled, inbox_of
 from oncely.clients.kafka.records import RecordColumns
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
 
 log = logging.getLogger("oncely.sources.kafka")

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import stay_connected
 from oncely.clients.kafka.sender import InstanceFenced, Message, Sender, served
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.phases import phase
 

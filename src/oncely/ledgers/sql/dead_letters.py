@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from oncely.clients.sql.connection import Connection, Params
 from oncely.core.batch import DISCARDED, Reject
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
 from oncely.ledgers.sql.tables import LedgerTables

@@ -23,8 +23,7 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ledger import Entry, Trim, advance, decide_parts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, check
 from oncely.ledgers.same_source import same_topics
 from oncely.ledgers.sql import takeover as takeovers

@@ -47,8 +47,7 @@ from oncely.clients.sql.session import application_name, application_prefix, tra
 from oncely.core.budget import NOTHING_COUNTED
 from oncely.core.claim import Fence, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.dead_letters import DeadLetters

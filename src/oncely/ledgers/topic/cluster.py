@@ -34,7 +34,7 @@ from oncely.clients.kafka.sender import Delivered, Plain
 from oncely.clients.kafka.topics import identified, ledger_partition, require_partitions
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Stopped
 from oncely.ledgers.topic.records import (
     LedgerKeys,

@@ -20,7 +20,7 @@ from oncely.clients.kafka.limits import TOGETHER
 from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.core.claim import Claim, Counts, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import InvariantViolation, check
 from oncely.ledgers.topic.cluster import Cluster, newer
 from oncely.ledgers.topic.records import (

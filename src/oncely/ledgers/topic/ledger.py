@@ -17,7 +17,7 @@ from oncely.clients.kafka import topics
 from oncely.clients.kafka.limits import TOGETHER, check_open_files
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import check
 from oncely.ledgers.topic import takeover as takeovers
 from oncely.ledgers.topic.cluster import Cluster, LedgerCopy, PipelineTopics

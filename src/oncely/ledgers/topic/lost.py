@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.ranges import TopicPartition, from_tree
 from oncely.errors import ConfigError, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.records import OffsetMetadata, PipelineRecord, tree_names

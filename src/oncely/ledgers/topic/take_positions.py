@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from oncely.clients.kafka.limits import TOGETHER
 from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.core.claim import Fence
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import run_concurrently, write_moves

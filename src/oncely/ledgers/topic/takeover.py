@@ -61,7 +61,7 @@ import msgspec
 from oncely.clients.kafka.transaction import InstanceFenced, Message, Transaction
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence, Notes, Opened, Takeover
-from oncely.core.topics import Position, TopicPartition, by_topic, from_tree
+from oncely.core.ranges import Position, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.topic.cluster import Cluster, newer

@@ -21,7 +21,7 @@ from threading import Lock
 from oncely.clients.kafka.limits import TOGETHER
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
 from oncely.ledgers.topic.records import NEXT, Mode, PositionRecord
 

@@ -16,8 +16,7 @@ from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject
 from oncely.core.budget import refuse_beyond
 from oncely.core.claim import NO_RECORDS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import InvariantViolation, check
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of

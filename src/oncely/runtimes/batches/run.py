@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from oncely.commit.path import Outcome
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges

@@ -29,8 +29,7 @@ from oncely.commit.path import Outcome
 from oncely.core.batch import Chunk, Reject, Rejection, Staged
 from oncely.core.budget import Budget, refuse_beyond
 from oncely.core.claim import NO_RECORDS, Counts, Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import check
 from oncely.phases import phase, timed
 from oncely.reject_summary import RejectSample, RejectSummary

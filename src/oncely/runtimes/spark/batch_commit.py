@@ -20,7 +20,7 @@ from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject, Rejection, Staged
 from oncely.core.budget import refuse_beyond
 from oncely.core.claim import Counts, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, shares_of

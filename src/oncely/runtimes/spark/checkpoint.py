@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import InvariantViolation
 
 _VERSION = "v1"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.runtimes.batches.plan import Ranges
 from oncely.runtimes.batches.reading import fetched, isolating

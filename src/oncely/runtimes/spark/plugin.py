@@ -21,8 +21,7 @@ from oncely.commit.run import Housekeeping
 from oncely.core.batch import Batch
 from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.ledgers.sql.statements import Registered
 from oncely.ledgers.sql.takeover import require_held

@@ -32,8 +32,7 @@ from oncely.commit.backoff import Backoff
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
 from oncely.garbage import rare_collections
 from oncely.phases import Seconds, into

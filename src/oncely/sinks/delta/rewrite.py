@@ -32,9 +32,8 @@ from oncely.core.batch import Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
 from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.core.rewrite import Rewrite, Rewritten
-from oncely.core.topics import TopicPartition, by_topic, from_tree
 from oncely.errors import WrongInput
 from oncely.ledgers.delta import State
 from oncely.sinks.delta.sink import DeltaSink

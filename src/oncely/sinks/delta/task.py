@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
 from oncely.lake.conform import conform
 from oncely.lake.file_format import FileFormat

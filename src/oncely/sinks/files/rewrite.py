@@ -35,9 +35,8 @@ from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, Reject, Rejection, Staged, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
-from oncely.core.topics import TopicPartition
 from oncely.lake.manifest import Contents
 from oncely.lake.paths import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt

@@ -13,7 +13,7 @@ import pyarrow as pa
 from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema

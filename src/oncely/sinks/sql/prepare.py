@@ -14,7 +14,7 @@ from oncely.clients.sql.connection import ColumnFit
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.claim import Counts
 from oncely.core.digest import Digests
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
 from oncely.sinks.sql.cast import cast_rows, cast_values
 from oncely.sinks.sql.target import Target

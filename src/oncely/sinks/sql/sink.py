@@ -15,7 +15,7 @@ from oncely.clients.sql.session import brief_session
 from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Takeover
 from oncely.core.digest import Digests
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, check
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.ledgers.sql.takeover import require_ledger
