@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from oncely.clients.files.filesystem import Bytes, Stored
 from oncely.clients.files.s3_options import S3Options
 from oncely.clients.files.store import Store
-from oncely.lake.records import Receipt, WrittenFile
+from oncely.lake.manifest import Receipt, WrittenFile
 
 
 @dataclass

@@ -32,8 +32,7 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard
-from oncely.runtimes.batches.reading import Reading
-from oncely.runtimes.batches.task import CommitPlan, commit_chunks
+from oncely.runtimes.batches.task import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows

@@ -18,8 +18,7 @@ from oncely.errors import Stopped, Unavailable
 from oncely.files.compact import compact
 from oncely.files.reading import decoded, rows
 from oncely.files.verify import verify
-from oncely.lake.manifest import Contents
-from oncely.lake.records import SourceRange
+from oncely.lake.manifest import Contents, SourceRange
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 

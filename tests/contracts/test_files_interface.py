@@ -12,8 +12,7 @@ import pytest
 
 from oncely.decode.avro_names import schema_id
 from oncely.files.compact import compact
-from oncely.lake.paths import is_file
-from oncely.lake.records import (
+from oncely.lake.manifest import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
@@ -24,6 +23,7 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
+from oncely.lake.paths import is_file
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.laketools import Lake, events, lake

@@ -23,8 +23,7 @@ from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.lake import manifest_owner
 from oncely.lake import root_marker as owner
-from oncely.lake.manifest import Contents
-from oncely.lake.records import ManifestOwner, encode, owner_key
+from oncely.lake.manifest import Contents, ManifestOwner, encode, owner_key
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

@@ -34,10 +34,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles
-from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import FileNames, directory
-from oncely.lake.records import (
+from oncely.lake.manifest import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
@@ -46,7 +43,10 @@ from oncely.lake.records import (
     path_key,
     schema_key,
 )
-from oncely.lake.records import encode as manifest_value
+from oncely.lake.manifest import encode as manifest_value
+from oncely.lake.parquet_file import ParquetFiles
+from oncely.lake.partitions import parse_partition_by
+from oncely.lake.paths import FileNames, directory
 from oncely.lake.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
 from oncely.ledgers.sql.tables import TABLES, LedgerTables
 from oncely.ledgers.stores.base import Stored

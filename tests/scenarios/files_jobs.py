@@ -10,7 +10,7 @@ from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
 from oncely.files.compact import Compacted, compact
 from oncely.files.table import Table
-from oncely.lake.records import Scope
+from oncely.lake.manifest import Scope
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.processes import kill_self, stop_self
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what

@@ -14,7 +14,7 @@ from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, assert_exactly_once, assert_history, produce, verdict

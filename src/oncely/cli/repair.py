@@ -19,7 +19,7 @@ from oncely.cli.tables import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found, Impossible, Repaired
+from oncely.pipeline.repair import Found, Impossible, Repaired
 from oncely.sources.start import parse_moment
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")

@@ -35,10 +35,9 @@ from oncely.files.table import Table, instant
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest import Contents, Manifest, ManifestFile, encode, path_key
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.paths import FileNames, is_mixed
-from oncely.lake.records import ManifestFile, encode, path_key
 from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.files.overlaps import Resets, era
+from oncely.lake.manifest import ManifestFile, SourceRange, encode
 from oncely.lake.paths import is_mixed, is_replayed
-from oncely.lake.records import ManifestFile, SourceRange, encode
 
 Bin: TypeAlias = "list[str]"
 """The paths of two or more files in the order of their rows, to be written as one."""

@@ -14,7 +14,7 @@ from oncely.files.schemas import resolved, wanted_schema
 from oncely.files.table import Table
 from oncely.lake import avro_file, parquet_file
 from oncely.lake.conform import Rounding
-from oncely.lake.records import Format, ManifestFile
+from oncely.lake.manifest import Format, ManifestFile
 
 
 class Named(NamedTuple):

@@ -29,8 +29,7 @@ from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.files.reading import Named, own_rows
 from oncely.files.table import Table, destination_of, table_of
 from oncely.lake.conform import held_schema
-from oncely.lake.manifest import Contents
-from oncely.lake.records import Scope
+from oncely.lake.manifest import Contents, Scope
 from oncely.pipeline import Pipeline
 
 

@@ -13,7 +13,7 @@ from oncely.clients.files.store import Store
 from oncely.files.reading import Allowed, Named, read_as
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Table, table_of
-from oncely.lake.records import ManifestFile
+from oncely.lake.manifest import ManifestFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,9 +15,8 @@ from oncely.artifacts import cache_directory
 from oncely.clients.files.store import Store
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError
-from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest import Contents, Format, Manifest, ManifestFile
 from oncely.lake.partitions import PartitionColumn, parse_partition_by
-from oncely.lake.records import Format, ManifestFile
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.records import View
 from oncely.pipeline import Pipeline

@@ -26,10 +26,9 @@ from oncely.files.schemas import resolved
 from oncely.files.table import Table, instant
 from oncely.lake.conform import held_schema
 from oncely.lake.event_time import NO_TIME
-from oncely.lake.manifest import Contents
+from oncely.lake.manifest import Contents, ManifestFile
 from oncely.lake.partitions import PartitionColumn, split
 from oncely.lake.paths import directory, is_file
-from oncely.lake.records import ManifestFile
 
 _THREADS = 4
 _QUEUED = 64

@@ -55,11 +55,10 @@ if TYPE_CHECKING:
     from oncely.pipeline.probes import Http
     from oncely.pipeline.reject_filter import RejectFilter
     from oncely.pipeline.rejects import Discarded, Rejects
-    from oncely.pipeline.repaired import Found, Repaired
+    from oncely.pipeline.repair import Found, Repaired
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
-    from oncely.runtimes.batches.partition_commit import PartitionCommit
-    from oncely.runtimes.batches.range_commit import RangeCommit
+    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
     from oncely.runtimes.chunks import Bounds
     from oncely.runtimes.dropping import Drops
     from oncely.runtimes.jobs.base import Jobs
@@ -349,8 +348,7 @@ class Pipeline:
 
     def batches(self, jobs: Jobs) -> PartitionCommit | BatchCommit | RangeCommit:
         """The commit of batches, by the kind of the transform and of the sink."""
-        from oncely.runtimes.batches.partition_commit import PartitionCommit
-        from oncely.runtimes.batches.range_commit import RangeCommit
+        from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
         from oncely.runtimes.spark.batch_commit import BatchCommit
         from oncely.runtimes.spark.jobs import SparkJobs
 

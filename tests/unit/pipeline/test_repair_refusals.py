@@ -11,7 +11,7 @@ from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 
 _SQL = {"kind": "sql", "url": "sqlite:///none.db", "table": "rows"}
 _LOST = [Found(TopicPartition("t", 0), 3, "lost")]

@@ -26,8 +26,7 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.reading import Reading
-from oncely.runtimes.batches.task import Answer, CommitPlan, commit_chunks
+from oncely.runtimes.batches.task import Answer, CommitPlan, Reading, commit_chunks
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit

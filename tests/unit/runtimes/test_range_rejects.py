@@ -15,7 +15,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.reject_summary import SAMPLE
-from oncely.runtimes.batches.range_commit import RangeCommit
+from oncely.runtimes.batches.commit import RangeCommit
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, InlineJobs, records

@@ -40,8 +40,7 @@ from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
 
 if TYPE_CHECKING:
-    from oncely.runtimes.batches.partition_commit import PartitionCommit
-    from oncely.runtimes.batches.range_commit import RangeCommit
+    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
     from oncely.runtimes.spark.batch_commit import BatchCommit
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,8 @@ from oncely.errors import OncelyError, WrongInput
 from oncely.ledgers.sql.statements import Registered
 from oncely.ledgers.sql.takeover import require_held
 from oncely.runtimes.spark.checkpoint import BatchRanges, Checkpoint, format_offsets
-from oncely.runtimes.spark.frames import arrow_schema
-from oncely.runtimes.spark.held_rows import HeldRows
 from oncely.runtimes.spark.jobs import is_java, without_stack
+from oncely.runtimes.spark.rows import HeldRows, arrow_schema
 from oncely.sinks.sql.sink import SqlSink
 
 if TYPE_CHECKING:

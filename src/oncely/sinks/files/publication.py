@@ -11,7 +11,7 @@ from oncely.core.batch import Batch, StagedRowsGone
 from oncely.core.claim import Fence
 from oncely.errors import check
 from oncely.lake.leases import clock
-from oncely.lake.records import (
+from oncely.lake.manifest import (
     Format,
     ManifestFile,
     Receipt,

@@ -18,7 +18,7 @@ from oncely.clients.kafka.transaction import Message
 from oncely.core.amendments import replayed
 from oncely.core.batch import Staged, StagedRowsGone
 from oncely.core.claim import Fence
-from oncely.lake.records import read_receipt
+from oncely.lake.manifest import read_receipt
 from oncely.sinks.base import Judged, stage_judged
 from oncely.sinks.files.sink import FilesSink
 from oncely.sinks.kafka.replay import Passed, TopicReplay

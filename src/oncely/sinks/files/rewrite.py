@@ -37,9 +37,8 @@ from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
-from oncely.lake.manifest import Contents
+from oncely.lake.manifest import Contents, ManifestFile, Receipt, read_receipt
 from oncely.lake.paths import is_mixed
-from oncely.lake.records import ManifestFile, Receipt, read_receipt
 from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set

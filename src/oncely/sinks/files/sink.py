@@ -28,10 +28,18 @@ from oncely.errors import Fenced, TableMismatch
 from oncely.lake import topics as own_topics
 from oncely.lake.file_format import FileFormat
 from oncely.lake.leases import Limits, StagingLeases, clock
-from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest import (
+    Contents,
+    Manifest,
+    Receipt,
+    Scope,
+    ScopeSchema,
+    encode,
+    read_receipt,
+    schema_key,
+)
 from oncely.lake.manifest_owner import ManifestClaim
 from oncely.lake.partitions import check_types
-from oncely.lake.records import Receipt, Scope, ScopeSchema, encode, read_receipt, schema_key
 from oncely.lake.root_marker import Owner, claim, owner_of, require
 from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
