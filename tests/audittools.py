@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.path import pass_over
 from oncely.config import parse
 from oncely.core.batch import Chunk, Rejection

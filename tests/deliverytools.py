@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.run import OpenRun
 from oncely.commit.timer import Interval
 from oncely.core.claim import Fence, Opened, Takeover

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.filesystem import Connect
-from oncely.clients.files.filesystem import connect as connect_files
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Connect, Store
+from oncely.clients.files.store import connect as connect_files
 from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ranges import TopicPartition

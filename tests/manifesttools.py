@@ -12,8 +12,8 @@ from typing import Any
 from confluent_kafka import Producer
 
 from oncely.clients.kafka.client import KafkaAdmin
-from oncely.lake.manifest import (
-    Manifest,
+from oncely.lake.manifest import Manifest
+from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,

@@ -37,7 +37,7 @@ from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows
 from oncely.sinks.handlers.sink import HandlersSink
-from oncely.sinks.sql.replay import SqlReplay, discard_letters
+from oncely.sinks.sql.rewrite import SqlReplay, discard_letters
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.deltatools import make_place as make_delta

@@ -21,7 +21,7 @@ from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
 from oncely.sinks.base import Judge
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.rewrite import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging
 from tests.sinktools import (

@@ -12,7 +12,8 @@ import pytest
 
 from oncely.decode.avro_names import schema_id
 from oncely.files.compact import compact
-from oncely.lake.manifest import (
+from oncely.lake.paths import is_file
+from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
@@ -23,7 +24,6 @@ from oncely.lake.manifest import (
     read_schema,
     schema_key,
 )
-from oncely.lake.paths import is_file
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.laketools import Lake, events, lake

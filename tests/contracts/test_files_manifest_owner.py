@@ -18,12 +18,13 @@ from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.files.compact import compact
-from oncely.files.reading import rows
+from oncely.files.table import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.lake import manifest_owner
 from oncely.lake import root_marker as owner
-from oncely.lake.manifest import Contents, ManifestOwner, encode, owner_key
+from oncely.lake.manifest import Contents
+from oncely.lake.records import ManifestOwner, encode, owner_key
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

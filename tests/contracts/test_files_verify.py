@@ -13,7 +13,7 @@ from oncely.clients.files.store import Store
 from oncely.files.compact import compact
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import Verified, verify
-from oncely.lake.manifest import SourceRange
+from oncely.lake.records import SourceRange
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, bytes_of, events, lake, lake_in_memory
 

@@ -22,9 +22,9 @@ from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, PositionMoved
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.sql import takeover as sql
-from oncely.ledgers.topic.take_positions import PositionTakeover
+from oncely.ledgers.topic.compare_and_set import PositionTakeover
 from oncely.sinks.base import Judge, Judged
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.sinks import SinkAdapter, adapter
 from tests.replaytools import bad, judging

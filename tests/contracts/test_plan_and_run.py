@@ -24,7 +24,7 @@ from oncely.clients.kafka.client import KafkaAdmin
 from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
-from oncely.lake.manifest import encode, schema_key
+from oncely.lake.records import encode, schema_key
 from oncely.ledgers.topic import cluster
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that

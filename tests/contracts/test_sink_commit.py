@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.core.claim import PositionMoved
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable

@@ -23,7 +23,7 @@ from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.base import Judge
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import create, ids
 from tests.replaytools import judging, mixing

@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.sql.connection import Connection, Dialect, Params, Row, connect
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Connection, Dialect, Params, Row, close_all, connect
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition

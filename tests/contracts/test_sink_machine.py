@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk

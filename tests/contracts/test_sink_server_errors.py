@@ -10,8 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import BadData, Contention
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import BadData, Contention, close_all
 from oncely.commit.rewrite import Damage, repair, rewrite
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import parse
 from oncely.core.claim import Fence, Takeover

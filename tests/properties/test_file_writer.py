@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import ConfigError, TableMismatch
-from oncely.lake.manifest import Format, Scope
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.paths import FileNames, directory
+from oncely.lake.records import Format, Scope
 from oncely.sinks.files.writer import FileWriter, Origin
 
 COLUMNS = parse_partition_by(("user", "date(ts)", "hour(ts)"))

@@ -10,8 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncely.clients.sql.connection import Contention
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Contention, close_all
 from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
 from oncely.testing.processes import await_that

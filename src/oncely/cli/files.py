@@ -17,8 +17,7 @@ from oncely.cli.opened import opened
 from oncely.cli.tables import printable
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
-from oncely.files.reading import Allowed, rows
-from oncely.files.table import addresses, listing, table_of
+from oncely.files.table import Allowed, addresses, listing, rows, table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 

@@ -15,9 +15,8 @@ from oncely.audit.of_pipeline import no_rows
 from oncely.audit.spark_rows import sqlite_rows, topic_rows
 from oncely.audit.spec import Dataset
 from oncely.audit.window import window_of
-from oncely.clients.sql.connection import connect
+from oncely.clients.sql.connection import brief_session, connect
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import brief_session
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,

@@ -15,8 +15,7 @@ from pydantic import (
 )
 
 from oncely.clients.files.store import S3Options, Store
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_invalid, invalid
+from oncely.config.base import Problem, Section, all_invalid, as_tuple, invalid
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
 from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds, parse_size

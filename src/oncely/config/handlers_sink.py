@@ -14,8 +14,7 @@ from pydantic import (
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import invalid, shown
+from oncely.config.base import Section, as_tuple, invalid, shown
 from oncely.config.values import Budget, Rounding, filled, parse_budget, parse_seconds
 from oncely.config.written import TIME, written
 from oncely.ledgers.sql.tables import POSITIONS

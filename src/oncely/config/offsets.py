@@ -17,8 +17,7 @@ from pydantic import (
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.base import Section, file_name
-from oncely.config.errors import invalid, shown
+from oncely.config.base import Section, file_name, invalid, shown
 from oncely.config.values import Table, filled, quoted
 from oncely.ledgers.stores.sql import DEFAULT_TABLE
 

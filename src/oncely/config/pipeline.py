@@ -17,10 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.base import Section
+from oncely.config.base import Problem, Section, all_invalid, invalid, shown
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
 from oncely.config.delta_sink import DeltaSinkSettings
-from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.files_sink import FilesSinkSettings, RootSettings
 from oncely.config.filter import FilterSettings
 from oncely.config.handlers_sink import HandlersSinkSettings

@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, SecretStr, model_validator
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_invalid, invalid, shown
+from oncely.config.base import Problem, Section, all_invalid, as_tuple, invalid, shown
 from oncely.config.values import (
     Budget,
     Rounding,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from oncely.config.base import Section, plain_table, revealed
-from oncely.config.errors import Problem, all_invalid, invalid, shown
+from oncely.config.base import Problem, Section, all_invalid, invalid, plain_table, revealed, shown
 from oncely.config.values import parse_seconds
 from oncely.config.written import MASTER, PROPERTIES, written
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer
 
 from oncely.clients.sql.connection import TableName
-from oncely.config.errors import invalid, shown
+from oncely.config.base import invalid, shown
 from oncely.config.written import INTERVAL, SHARE, SIZE, START, TABLE, TIME, form_of, written
 from oncely.sources.start import Moment, Start, parse_moment
 

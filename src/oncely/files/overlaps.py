@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.lake.manifest import ManifestFile, SourceRange
 from oncely.lake.paths import is_mixed, is_replayed
+from oncely.lake.records import ManifestFile, SourceRange
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]
 """Per source partition, the epoch of each reset and its new position."""

@@ -15,7 +15,7 @@ from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.lake.conform import conform
-from oncely.lake.manifest import Scope, ScopeSchema
+from oncely.lake.records import Scope, ScopeSchema
 
 
 def wanted_schema(

@@ -9,7 +9,7 @@ import numpy as np
 
 from oncely.lake.event_time import NO_TIME
 from oncely.lake.gathered import Gathered, Ints
-from oncely.lake.manifest import SourceRange
+from oncely.lake.records import SourceRange
 
 _NEVER = np.iinfo(np.int64).max
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from oncely.decode.infer import InferringJson
 from oncely.decode.merging import CAPS
 from oncely.lake.event_time import EventTime
-from oncely.lake.manifest import Format
 from oncely.lake.partitions import PartitionColumn
+from oncely.lake.records import Format
 
 VALUE = "value"
 """The single column of rows whose columns are inferred: the record's bytes."""

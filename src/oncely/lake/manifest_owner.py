@@ -17,7 +17,8 @@ from oncely.clients.files.root import shown_url
 from oncely.clients.kafka.topics import largest_batch
 from oncely.clients.kafka.transaction import Message
 from oncely.errors import ConfigError
-from oncely.lake.manifest import Contents, Manifest, ManifestOwner, encode, owner_key
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.records import ManifestOwner, encode, owner_key
 from oncely.ledgers.topic.cluster import Cluster
 
 _OWN_ONES = "give every pipeline a manifest topic, a schema topic and a root of its own"

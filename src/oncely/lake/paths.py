@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from oncely.lake.manifest import ManifestFile
 from oncely.lake.partitions import PartitionColumn
+from oncely.lake.records import ManifestFile
 
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 

@@ -27,7 +27,8 @@ import msgspec
 from oncely.clients.files.store import Store
 from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.errors import Stopped
-from oncely.lake.manifest import Contents, Manifest, ManifestFile, encode, path_key
+from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.records import ManifestFile, encode, path_key
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set
 

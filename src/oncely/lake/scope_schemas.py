@@ -10,7 +10,7 @@ import pyarrow as pa
 from oncely.core.batch import StagedRowsGone
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
-from oncely.lake.manifest import Receipt, Scope, ScopeSchema
+from oncely.lake.records import Receipt, Scope, ScopeSchema
 
 
 @dataclass

@@ -26,8 +26,7 @@ from oncely.errors import TableMismatch
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.sinks.delta.task import DeltaFormat, accepted
 from oncely.sinks.kafka.messages import encode
-from oncely.sinks.sql.as_stored import as_stored
-from oncely.sinks.sql.prepare import DELETED, prepare
+from oncely.sinks.sql.prepare import DELETED, as_stored, prepare
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline

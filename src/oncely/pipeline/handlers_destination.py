@@ -21,7 +21,7 @@ from oncely.pipeline.sql_destination import check_table, checks, dead_letters, l
 from oncely.sinks.base import Discard
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
 from oncely.sinks.sql.privileges import Needs, missing_privileges
-from oncely.sinks.sql.replay import discard_letters
+from oncely.sinks.sql.rewrite import discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from oncely.clients.delta import DeltaConnect
 from oncely.clients.delta import connect as connect_delta
-from oncely.clients.files.filesystem import Connect as FilesConnect
-from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.files.store import Connect as FilesConnect
+from oncely.clients.files.store import connect as connect_files
 from oncely.clients.kafka import properties
 from oncely.clients.kafka.client import make
 from oncely.clients.per_process import said

@@ -15,9 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connect, Connection
+from oncely.clients.sql.connection import Connect, Connection, brief_session
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import brief_session
 from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
@@ -32,8 +31,7 @@ from oncely.pipeline.problems import Check, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.sinks.base import Discard
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import FIRST, SqlReplay, discard_letters
-from oncely.sinks.sql.rewrite import SqlRewrites
+from oncely.sinks.sql.rewrite import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 

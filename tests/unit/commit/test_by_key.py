@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.by_key import ByKey
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, commit, pass_over

@@ -19,7 +19,7 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.lake.file_format import FileFormat
-from oncely.lake.manifest import read_receipt
+from oncely.lake.records import read_receipt
 from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.runtimes.batches.commit import RangeCommit
 from oncely.runtimes.batches.task import Answer

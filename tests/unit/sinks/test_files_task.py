@@ -20,8 +20,8 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import OlderFormat
 from oncely.lake.avro_file import read
 from oncely.lake.file_format import FileFormat
-from oncely.lake.manifest import Scope, WrittenFile, encode, read_receipt, read_schema, schema_key
 from oncely.lake.partitions import parse_partition_by
+from oncely.lake.records import Scope, WrittenFile, encode, read_receipt, read_schema, schema_key
 from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.sinks.files.task import FilesTask
 

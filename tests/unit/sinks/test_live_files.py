@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from oncely.lake.manifest import ManifestFile, SourceRange, encode, path_key, read_manifest
+from oncely.lake.records import ManifestFile, SourceRange, encode, path_key, read_manifest
 from oncely.lake.snapshot import LiveFiles
 from tests.manifesttools import a_file
 

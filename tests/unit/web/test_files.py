@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from oncely.cli.web import Subject
-from oncely.lake.manifest import Contents, ManifestFile, Scope, ScopeSchema
+from oncely.lake.manifest import Contents
+from oncely.lake.records import ManifestFile, Scope, ScopeSchema
 from oncely.web.model import Detail, Overview, Problem, Verdict, files_of
 from oncely.web.page import Visitor, pipeline
 

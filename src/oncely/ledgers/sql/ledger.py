@@ -8,8 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
-from oncely.clients.sql.session import brief_session, session, transaction
+from oncely.clients.sql.connection import (
+    Connect,
+    Connection,
+    Dialect,
+    TableName,
+    brief_session,
+    connect,
+    session,
+    transaction,
+)
 from oncely.core.claim import (
     Claim,
     Counts,

@@ -42,8 +42,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from oncely.clients.sql.connection import Connection, Contention, TableName
-from oncely.clients.sql.session import application_name, application_prefix, transaction
+from oncely.clients.sql.connection import (
+    Connection,
+    Contention,
+    TableName,
+    application_name,
+    application_prefix,
+    transaction,
+)
 from oncely.core.budget import NOTHING_COUNTED
 from oncely.core.claim import Fence, Opened, Positions, Takeover
 from oncely.core.ledger import Entry

@@ -22,9 +22,9 @@ from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
 from oncely.errors import ConfigError, TableMismatch, check
 from oncely.lake.leases import clock
-from oncely.lake.manifest import WrittenFile, read_receipt
 from oncely.lake.partitions import check_types, parse_partition_by
 from oncely.lake.paths import is_cut
+from oncely.lake.records import WrittenFile, read_receipt
 from oncely.ledgers.delta import FOLDER, DeltaLedger, State
 from oncely.sinks.base import stage_rows
 from oncely.sinks.delta.task import CLEARED, DELETED, DeltaFormat, DeltaTask, newest

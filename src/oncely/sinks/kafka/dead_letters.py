@@ -22,8 +22,8 @@ from oncely.clients.kafka.records import each
 from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.lost import refuse_foreign
 from oncely.ledgers.topic.records import View, replay_group
+from oncely.ledgers.topic.takeover import refuse_foreign
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
 
 
