@@ -20,8 +20,7 @@ from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.batches.task import Reading
 from oncely.runtimes.goal import Goal
-from oncely.runtimes.same_log import SameLog
-from oncely.runtimes.takeover import Takeovers
+from oncely.runtimes.takeover import SameLog, Takeovers
 from oncely.sources.kafka import KafkaSource, Look
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared

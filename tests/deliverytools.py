@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.clients.sql.connection import close_all
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import Interval
+from oncely.commit.run import Interval, OpenRun
 from oncely.core.claim import Fence, Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.ledgers.stores.base import OffsetStore

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.clients.kafka.topics import ledger_partition
 from oncely.core import ranges as own
 from oncely.core.claim import Fence

@@ -23,7 +23,7 @@ from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, directory
 from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
 from oncely.lake.records import encode as encode_entry
 from oncely.ledgers.topic.cluster import Cluster

@@ -17,9 +17,8 @@ from oncely.pipeline.event_log import described
 from oncely.secrets import Secrets
 from oncely.verify.check import check
 from oncely.verify.log import Log, parsed, read
-from oncely.verify.reading import read_ledger, rules_of
+from oncely.verify.reading import COMMITS, Entry, Held, Ledger, Rules, read_ledger, rules_of
 from oncely.verify.report import Report
-from oncely.verify.state import COMMITS, Entry, Held, Ledger, Rules
 
 NAME = "p"
 ROW_BY_ROW = Rules(one_row=True)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import oncely
 from oncely.clients.delta import DeltaTables
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.clients.sql.connection import connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import publish

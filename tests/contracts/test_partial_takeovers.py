@@ -14,8 +14,7 @@ import pytest
 
 from oncely.commit.path import pass_over
 from oncely.commit.replay import replay
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import save
+from oncely.commit.run import OpenRun, save
 from oncely.core.batch import Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, PositionMoved, Takeover

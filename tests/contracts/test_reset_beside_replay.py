@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject

@@ -11,8 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import Interval, save
+from oncely.commit.run import Interval, OpenRun, save
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable

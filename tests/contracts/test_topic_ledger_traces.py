@@ -23,8 +23,8 @@ from models.recipes import TOPIC
 from models.traces import Recipe, Step
 from models.walks import walks
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.records import KafkaRecord
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch
 from oncely.core.budget import RejectCount

@@ -41,8 +41,7 @@ from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, directory, parse_partition_by
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,

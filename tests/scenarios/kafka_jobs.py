@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oncely.cli.progress import EndsWatch
-from oncely.commit.timer import Interval, PositionTimer
+from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
 from oncely.runtimes.mirror import Mirror
 from oncely.sources.kafka import KafkaSource

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from oncely.audit.engine import Ends
-from oncely.audit.evidence import Expected, KeyedEvidence, skipped
-from oncely.audit.holders import Holder, Keys
+from oncely.audit.evidence import Expected, Holder, KeyedEvidence, Keys, skipped
 from oncely.audit.newest import Settled
 from oncely.core.digest import STORED, Recipe
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.audit.evidence import Cell, Tally
-from oncely.audit.holders import Holder, Keys
+from oncely.audit.evidence import Cell, Holder, Keys, Tally
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition

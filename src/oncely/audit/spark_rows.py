@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oncely.audit.datasets import committed
 from oncely.audit.kafka import SOURCE_HEADER
-from oncely.audit.records import committed
 from oncely.audit.sql import open_ledger
 from oncely.audit.sqlite import as_written
 from oncely.audit.stored.log import Topics

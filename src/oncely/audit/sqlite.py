@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.audit.evidence import Cell, IntArray, Tally
-from oncely.audit.holders import Holder, Keys, among
+from oncely.audit.evidence import Cell, Holder, IntArray, Keys, Tally, among
 from oncely.audit.layout import adjacent
 from oncely.audit.scan import Scanned
 from oncely.audit.stored.sql_ledger import REJECTS

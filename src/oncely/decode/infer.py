@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
-from oncely.decode.collector import Slice, shortened, slices
-from oncely.decode.columns import Positions, from_dicts
+from oncely.decode.columns import Positions, Slice, from_dicts, shortened, slices
 from oncely.decode.merging import CAPS, NOTHING, Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
 from oncely.decode.scopes import Scope, ScopeReader

@@ -1,6 +1,6 @@
 """Merging of small files of a directory, by a separate transaction of the manifest.
 
-How files are replaced in one transaction: :mod:`oncely.lake.replacing`. Outputs whose inputs are
+How files are replaced in one transaction: :mod:`oncely.lake.manifest`. Outputs whose inputs are
 not all named any more are dropped: another transaction was faster. They cannot be published any
 more, since the instance that could was fenced: they are deleted. If the answer of a commit is lost,
 the manifest decides: if outputs are named, they were all published by that transaction; if none is,
@@ -38,11 +38,10 @@ from oncely.files.table import Named, Table, instant, rows_of
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest import Contents, Manifest, Replacing
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.paths import FileNames, is_mixed, is_replayed
+from oncely.lake.partitions import FileNames, is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange, encode, path_key
-from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
 
 Bin: TypeAlias = "list[str]"

@@ -24,10 +24,8 @@ from oncely.files.overlaps import overlaps
 from oncely.files.schemas import resolved
 from oncely.files.table import Table, decoded, instant
 from oncely.lake.conform import held_schema
-from oncely.lake.event_time import NO_TIME
 from oncely.lake.manifest import Contents
-from oncely.lake.partitions import PartitionColumn, split
-from oncely.lake.paths import directory, is_file
+from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.lake.records import ManifestFile
 
 _THREADS = 4

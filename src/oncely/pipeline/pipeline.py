@@ -20,7 +20,7 @@ from oncely.clients.kafka import properties
 from oncely.clients.kafka.client import make
 from oncely.clients.per_process import said
 from oncely.clients.sql.connection import Connect, connect
-from oncely.commit.timer import Interval
+from oncely.commit.run import Interval
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from oncely.pipeline.expected import PipelineExpected
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
-    from oncely.pipeline.probes import Http
     from oncely.pipeline.reject_filter import RejectFilter
     from oncely.pipeline.rejects import Discarded, Rejects
     from oncely.pipeline.repair import Found, Repaired
+    from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
     from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit

@@ -10,18 +10,18 @@ as a whole, with all records of its ranges.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
-from oncely.commit.rewrite import Damage, entry_of, spans
-from oncely.core.batch import Reject
+from oncely.commit.rewrite import NOTHING, Damage, entry_of, spans
+from oncely.core.batch import Chunk, Reject
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
-from oncely.core.rewrite import Rewritten, add_up
+from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together, add_up
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.reread import Work, records_gone, rewriting
 from oncely.sinks.base import RewritesRecords
@@ -29,13 +29,7 @@ from oncely.sinks.files.rewrite import FilesRewrites
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
-from collections.abc import Collection
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
-from oncely.commit.rewrite import NOTHING
-from oncely.core.batch import Chunk
-from oncely.core.rewrite import Produce, RewriteKind, Together
 
 NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sink.keep_source)"
 NO_RECORD = "no record has this place: delete the row by hand, or correct its columns"

@@ -20,8 +20,13 @@ from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.pipeline.sql_destination import check_table, look
-from oncely.runtimes.spark.checkpoint import Checkpoint
-from oncely.runtimes.spark.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
+from oncely.runtimes.spark.plugin import (
+    Checkpoint,
+    PublishedBatches,
+    TopicIds,
+    is_stateful,
+    row_schema,
+)
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 from oncely.sources.kafka import KafkaSource

@@ -24,7 +24,7 @@ import psutil
 
 from oncely.clients.files.store import FileSystem, connect
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline

@@ -8,9 +8,9 @@ from itertools import pairwise
 from oncely.core.ranges import TopicPartition
 from oncely.verify.history import Proofs, check_ledger
 from oncely.verify.log import Log
+from oncely.verify.reading import Files, Ledger, NamedFile, Rules
 from oncely.verify.report import Broken, Finding, Report, Unknown
 from oncely.verify.runs import story
-from oncely.verify.state import Files, Ledger, NamedFile, Rules
 from oncely.verify.together import begun_in, check_log, check_together, explained_by, proven_by
 
 _NO_LOG = Log()

@@ -27,8 +27,7 @@ from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
 from oncely.pipeline.status import Status
 from oncely.secrets import Secrets, scope
-from oncely.verify.reading import read_ledger
-from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger
+from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
 
 T = TypeVar("T")
 

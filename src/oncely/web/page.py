@@ -17,7 +17,7 @@ from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.sources.lag import PartitionLag
 from oncely.sources.reset import VERBS
-from oncely.verify.state import AMENDMENTS
+from oncely.verify.reading import AMENDMENTS
 from oncely.web.changes import Job
 from oncely.web.model import (
     Detail,

@@ -27,8 +27,8 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.verify.check import check
 from oncely.verify.log import Log
-from oncely.verify.state import Entry as Stored
-from oncely.verify.state import Held, Ledger, Rules
+from oncely.verify.reading import Entry as Stored
+from oncely.verify.reading import Held, Ledger, Rules
 from tests.contracts.looking import history, positions
 from tests.sinktools import SOURCE, T0, Place, at_t0, impatient, rec, sqlite_place
 

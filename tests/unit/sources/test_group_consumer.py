@@ -10,8 +10,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols, worker_id
-from oncely.clients.kafka.group_members import members_of
+from oncely.clients.kafka.group_consumer import (
+    GroupConsumer,
+    Membership,
+    Protocols,
+    members_of,
+    worker_id,
+)
 from oncely.clients.kafka.inbox import Polled
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition

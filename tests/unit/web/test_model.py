@@ -15,7 +15,7 @@ from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.status import Status
 from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
-from oncely.verify.state import DATA, TAKEN, Entry, Held, Ledger
+from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
 from oncely.web.model import (
     Detail,
     History,

@@ -45,7 +45,7 @@ class Transaction(Sender):
     instance with the same id determines it.
 
     Args:
-        producer: a new, transactional instance, see :mod:`oncely.clients.kafka.producer`.
+        producer: a new, transactional instance, see :mod:`oncely.clients.kafka.sender`.
         timeout: the time limit of one step, in seconds.
         brokers: for messages.
         warm: a topic whose metadata is requested first, to establish connections.

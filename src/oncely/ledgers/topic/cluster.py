@@ -42,9 +42,8 @@ from oncely.clients.kafka.client import (
 )
 from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.clients.kafka.limits import TOGETHER
-from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.sender import Delivered, Plain
+from oncely.clients.kafka.sender import Delivered, Plain, Producer
 from oncely.clients.kafka.topics import identified, ledger_partition, require_partitions
 from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ledger import Entry

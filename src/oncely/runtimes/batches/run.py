@@ -34,8 +34,7 @@ from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import Takeovers, refuse_shorter
-from oncely.runtimes.told import tell_batch
+from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
 

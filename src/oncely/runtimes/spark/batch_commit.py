@@ -10,7 +10,8 @@ The first stage is :func:`decode_task`: records become rows, or a reason and nul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from oncely.core.batch import Batch, Reject, Rejection, Staged
 from oncely.core.budget import refuse_beyond
 from oncely.core.claim import Counts, Opened, Takeover
 from oncely.core.ranges import TopicPartition
+from oncely.decode.base import Decoded, Decoder
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, shares_of
+from oncely.runtimes.batches.task import fetched, isolating
 from oncely.runtimes.chunks import dead_letters
-from oncely.runtimes.jobs.base import all_of
-from oncely.runtimes.spark.jobs import SparkJobs, answered, collected
+from oncely.runtimes.jobs.base import Attempt, all_of
+from oncely.runtimes.spark.jobs import SparkJobs, answered, collected, this_attempt
 from oncely.runtimes.spark.rows import (
     HeldRows,
     StagePlan,
@@ -37,24 +40,13 @@ from oncely.runtimes.spark.rows import (
     spark_schema,
     stage_rows,
 )
+from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
 from oncely.sinks.base import PacksRows, StagesBatches
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
-from typing import TYPE_CHECKING
-
-from oncely.decode.base import Decoded, Decoder
-from oncely.runtimes.batches.task import fetched, isolating
-from oncely.runtimes.jobs.base import Attempt
-from oncely.runtimes.spark.jobs import this_attempt
-from oncely.runtimes.spark.worker import settle
 from oncely.sources.kafka import KafkaSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 TOPIC, PARTITION, OFFSET, REASON, VALUE = (

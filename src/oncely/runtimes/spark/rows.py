@@ -11,8 +11,9 @@ before, some rows are duplicated and others lost. So the input of an exchange mu
 
 from __future__ import annotations
 
+import inspect
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,25 +21,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely.core.batch import Batch, Packet, Staged, StagedRowsGone
-from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.claim import NO_RECORDS, Counts, Fence
 from oncely.errors import ConfigError
-from oncely.runtimes.jobs.base import all_of
-from oncely.runtimes.spark.jobs import answered, collected
-from oncely.sinks.base import PacksRows
+from oncely.phases import phase, timed
+from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, all_of
+from oncely.runtimes.spark.jobs import Batches, answered, collected
+from oncely.sinks.base import PacksRows, StagesBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-import inspect
-from collections.abc import Generator
-from typing import TYPE_CHECKING
-
-from oncely.core.claim import Fence
-from oncely.phases import phase, timed
-from oncely.runtimes.jobs.base import Attempt, ShuffleBlock
-from oncely.runtimes.spark.jobs import Batches
-from oncely.sinks.base import StagesBatches
-
-if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 

@@ -40,7 +40,7 @@ from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.told import tell_batch
+from oncely.runtimes.takeover import tell_batch
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
 from oncely.runtimes.worker.filters import Gates
 from oncely.runtimes.worker.run import WorkerRun

@@ -6,7 +6,7 @@ does not depend on what the files contained, so repeating a rewrite changes noth
 lost answer is settled by doing it again.
 
 New files are written, and then replace the old names as a compaction's do, by the same
-transactional id (:mod:`oncely.lake.replacing`). After its ``init`` is compared, in this order, on
+transactional id (:mod:`oncely.lake.manifest`). After its ``init`` is compared, in this order, on
 what the rewrite was decided:
 
 1. The epochs of the positions: a reset makes files void, and reads their records again. A reset
@@ -44,10 +44,9 @@ from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
-from oncely.lake.manifest import Contents
-from oncely.lake.paths import is_mixed
+from oncely.lake.manifest import Contents, Replacing
+from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
-from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set
 from oncely.ledgers.topic.records import RewriteRecord, View, encode

@@ -29,8 +29,7 @@ from oncely.errors import Fenced, TableMismatch, check
 from oncely.lake import topics as own_topics
 from oncely.lake.file_format import FileFormat
 from oncely.lake.leases import Limits, StagingLeases, clock
-from oncely.lake.manifest import Contents, Manifest
-from oncely.lake.manifest_owner import ManifestClaim
+from oncely.lake.manifest import Contents, Manifest, ManifestClaim
 from oncely.lake.partitions import check_types
 from oncely.lake.records import (
     Format,

@@ -20,8 +20,7 @@ from oncely.decode.schema import same_schema
 from oncely.errors import check
 from oncely.lake.conform import conform
 from oncely.lake.file_format import VALUE, FileFormat
-from oncely.lake.partitions import split
-from oncely.lake.paths import FileNames
+from oncely.lake.partitions import FileNames, split
 from oncely.lake.records import Receipt, Scope, encode
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.writer import FileWriter, Origin

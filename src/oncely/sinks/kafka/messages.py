@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.kafka.producer import Columns
+from oncely.clients.kafka.sender import Columns
 from oncely.clients.kafka.topics import TopicLimits
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
