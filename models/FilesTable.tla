@@ -9,7 +9,7 @@
 (* records by what the topic's records make (repair, backfill).  Vacuum deletes files that nobody names and nobody can   *)
 (* name any more.  Readers hold a manifest that they read some time ago.   *)
 (*                                                                         *)
-(* Code: sinks/files/sink.py, lake/leases.py,                       *)
+(* Code: sinks/files/publication.py, lake/leases.py,                       *)
 (* lake/manifest.py, lake/replacing.py, files/compact.py,                  *)
 (* sinks/files/rewrite.py, files/vacuum.py.                                *)
 (* Decisions: 0016, 0023, 0044.                                            *)

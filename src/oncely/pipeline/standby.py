@@ -14,8 +14,8 @@ from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Rebalances,
+    members_of,
 )
-from oncely.clients.kafka.group_members import members_of
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
