@@ -25,8 +25,7 @@ from oncely.commit.delivery import Delivery
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 from oncely.testing.servers.postgres import Postgres

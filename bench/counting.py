@@ -10,7 +10,7 @@ import numpy as np
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ledger import Entry
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 _positions: dict[tuple[str, TopicPartition], int] = {}
 

@@ -39,8 +39,7 @@ from oncely.core.budget import Budget
 from oncely.core.claim import Fence
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
-from oncely.runtimes.batches.reading import Reading
-from oncely.runtimes.batches.task import CommitPlan, commit_chunks
+from oncely.runtimes.batches.task import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs

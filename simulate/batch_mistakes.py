@@ -14,14 +14,13 @@ import pyarrow as pa
 from oncely.clients.kafka.reader import Reader
 from oncely.commit.run import OpenRun
 from oncely.core.batch import Chunk
-from oncely.core.topics import TopicPartition
-from oncely.runtimes.batches import reading
-from oncely.runtimes.batches.partition_commit import PartitionCommit
-from oncely.runtimes.batches.reading import Reading
+from oncely.core.ranges import TopicPartition
+from oncely.runtimes.batches import task
+from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun
+from oncely.runtimes.batches.task import Reading
 from oncely.runtimes.goal import Goal
-from oncely.runtimes.same_log import SameLog
-from oncely.runtimes.takeover import Takeovers
+from oncely.runtimes.takeover import SameLog, Takeovers
 from oncely.sources.kafka import KafkaSource, Look
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared
@@ -65,8 +64,8 @@ def _any_end_proves() -> AbstractContextManager[object]:
 
 def _truncated_input() -> AbstractContextManager[object]:
     """An input that ends early looks complete."""
-    fetched = reading.fetched
-    return _patch(reading, "fetched", lambda *given: islice(fetched(*given), 2))
+    fetched = task.fetched
+    return _patch(task, "fetched", lambda *given: islice(fetched(*given), 2))
 
 
 def _high_watermark_planned() -> AbstractContextManager[object]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from oncely.core.claim import Claim, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced
 from simulate.logs import Logs
 from simulate.schedule import Violation, step

@@ -17,13 +17,12 @@ from oncely.clients.kafka import reader
 from oncely.commit import path
 from oncely.core import events
 from oncely.core.claim import Positions
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.runtimes import pipelined_commit
-from oncely.runtimes.batches import plan, reading, run, task
-from oncely.runtimes.batches.partition_commit import PartitionCommit
+from oncely.runtimes.batches import plan, run, task
+from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun, RunSettings
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
@@ -344,7 +343,7 @@ def _scripted(world: BatchWorld) -> Iterator[None]:
         (reader, "make", consumer),
         (plan, "OFFSETS_A_TASK", _OFFSETS_A_TASK),
         (task, "PipelinedCommit", Commit),
-        (reading, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
+        (task, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
     ]
     with ExitStack() as stack:
         for where, name, what in patches:

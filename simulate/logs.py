@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.sources.kafka import KafkaSource, Look, Watermarks
 from simulate.broker import NAME, Message, Topic
 from simulate.schedule import Schedule, step

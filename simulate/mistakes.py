@@ -16,8 +16,7 @@ from oncely.clients.kafka.group_consumer import GroupConsumer
 from oncely.core import events, lanes
 from oncely.core.claim import Claim, Fence, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.worker.assignment import Assignment, Stage
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun

@@ -20,8 +20,7 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ledger import Entry, Trim, advance, decide_parts
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition, normalize
 from oncely.errors import Fenced, Unavailable
 from simulate.broker import Topic
 from simulate.schedule import Schedule, Violation, step

@@ -19,8 +19,7 @@ from oncely.commit.by_key import ByKey
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit

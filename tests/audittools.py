@@ -18,13 +18,12 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.path import pass_over
 from oncely.config import parse
 from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sources.kafka import KafkaSource

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely import artifacts
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.runtimes.spark import session
 from oncely.testing.servers.child_server import ChildServer

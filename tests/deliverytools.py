@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncely.clients.sql.session import close_all
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import Interval
+from oncely.clients.sql.connection import close_all
+from oncely.commit.run import Interval, OpenRun
 from oncely.core.claim import Fence, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.ledger import StoreLedger
 from oncely.testing.servers.kafka import Broker

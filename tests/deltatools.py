@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.filesystem import Connect
-from oncely.clients.files.filesystem import connect as connect_files
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Connect, Store
+from oncely.clients.files.store import connect as connect_files
 from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import storable
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat

@@ -10,23 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.files.filesystem import Connect, connect
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Connect, Store, connect
 from oncely.clients.kafka.client import make
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import publish
 from oncely.core.batch import Batch, Chunk, Reject, Staged
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.files.table import Table
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.ledgers.topic.cluster import PipelineTopics
-from oncely.sinks.files.publication import Topics
-from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.files.sink import FilesSink, Topics
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import ensure_once
 from tests.scenarios.files_world import FilesWorld

@@ -13,9 +13,8 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.clients.files.filesystem import Bytes, Stored
 from oncely.clients.files.s3_options import S3Options
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Bytes, Store, Stored
 from oncely.lake.records import Receipt, WrittenFile
 
 

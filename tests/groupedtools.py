@@ -17,8 +17,7 @@ from oncely.audit.report import Finding
 from oncely.core.batch import Rejection
 from oncely.core.digest import Recipe, row_digests
 from oncely.core.expected import ExpectedRecords
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from tests.sinktools import SCHEMA, SOURCE, Rec
 from tests.storedtools import Message
 

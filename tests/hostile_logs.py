@@ -10,8 +10,7 @@ from confluent_kafka import Producer
 
 from oncely.clients.kafka.reader import Piece, Reader
 from oncely.clients.kafka.records import KafkaRecord, each
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.processes import await_that
 from oncely.testing.readers import messages

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
 from oncely.runtimes.stop import StopSignal
 

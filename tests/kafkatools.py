@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.clients.kafka.topics import ledger_partition
-from oncely.core import topics as own
+from oncely.core import ranges as own
 from oncely.core.claim import Fence
 from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.kafka.record_format import RecordFormat

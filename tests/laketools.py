@@ -23,7 +23,7 @@ from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, directory
 from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
 from oncely.lake.records import encode as encode_entry
 from oncely.ledgers.topic.cluster import Cluster
@@ -137,7 +137,7 @@ class Lake:
             RejectCount(),
         )
         messages = [Message(encode(registered), words.pipeline_key())]
-        from oncely.core.topics import TopicPartition
+        from oncely.core.ranges import TopicPartition
 
         for epoch, at in (resets or {}).items():
             key = words.reset_key(TopicPartition("events", 0), epoch)

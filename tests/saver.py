@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.ledgers.stores.base import OffsetStore, Stored
 
 _HERE = Path(__file__).resolve().parent.parent

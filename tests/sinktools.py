@@ -27,8 +27,7 @@ from oncely.commit.run import OpenRun
 from oncely.core.batch import Batch, Chunk, Reject, Rejection
 from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
 from oncely.sinks.base import Sink
 from oncely.sinks.sql.sink import SqlSink

@@ -29,7 +29,7 @@ import redis
 from kazoo.client import KazooClient
 
 from oncely import artifacts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.file import FileStore

@@ -12,15 +12,13 @@ from typing import Any
 
 from oncely.core import events
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline.event_log import described
 from oncely.secrets import Secrets
 from oncely.verify.check import check
 from oncely.verify.log import Log, parsed, read
-from oncely.verify.reading import read_ledger, rules_of
+from oncely.verify.reading import COMMITS, Entry, Held, Ledger, Rules, read_ledger, rules_of
 from oncely.verify.report import Report
-from oncely.verify.state import COMMITS, Entry, Held, Ledger, Rules
 
 NAME = "p"
 ROW_BY_ROW = Rules(one_row=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.claim import Takeover
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
 from oncely.pipeline import Pipeline
 from oncely.sources.kafka import Watermarks

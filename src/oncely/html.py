@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from datetime import datetime
 from html import escape
+
+from oncely.reject_summary import printable
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --ink: #1d2126; --soft: #5d6670;
@@ -49,3 +52,13 @@ def document(title: str, style: str, body: str, head: str = "") -> str:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n{head}</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def of_unknown(text: object, longest: int = 500) -> str:
+    """A text of unknown origin, such as an id."""
+    return f"<bdi>{escape(printable(str(text), longest))}</bdi>"
+
+
+def time_of(at: datetime) -> str:
+    """A time in UTC."""
+    return f'<time datetime="{escape(at.isoformat())}">{at:%Y-%m-%d %H:%M:%S} UTC</time>'

@@ -176,7 +176,7 @@ def _decoded(record: Record) -> dict[str, Any]:
 
 
 def _producer(worker: Worker) -> Plain:
-    from oncely.clients.kafka.producer import Producer
+    from oncely.clients.kafka.sender import Producer
 
     source, delivered = worker.pipeline.source, Delivered()
     config = producer_config({}, None, round(_TIMEOUT * 1000), ())

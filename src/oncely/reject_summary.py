@@ -32,11 +32,15 @@ _VARIABLE = re.compile(
 )
 
 
-def printable(text: str) -> str:
-    """The text with escapes for what is not printable: control characters, and line ends."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str, longest: int | None = None) -> str:
+    """A text of unknown origin on one line, in the order of its characters, and cut if it is long.
+
+    Control characters, line ends, marks that reverse the direction of the text, and lone surrogates
+    become escapes such as ``\\u202e``.
+    """
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 class RejectSample(NamedTuple):

@@ -20,7 +20,7 @@ from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal

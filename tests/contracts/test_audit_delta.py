@@ -27,9 +27,9 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.config import DeltaSinkSettings, PipelineSettings, parse
 from oncely.core.claim import Fence, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch, WrongInput
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.rewrite import DeltaReplay
 from tests import sinktools
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.groupedtools import Compared, Topic, compare

@@ -21,8 +21,7 @@ from oncely.audit.files import FilesEvidence, open_files
 from oncely.config import FilesSinkSettings, parse
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.files.compact import compact
 from oncely.sinks.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker

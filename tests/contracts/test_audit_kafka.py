@@ -22,8 +22,7 @@ from oncely.audit.report import Report
 from oncely.commit.path import pass_over
 from oncely.config import KafkaSinkSettings, parse
 from oncely.core.claim import Fence, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.testing.processes import await_that

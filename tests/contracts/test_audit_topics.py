@@ -15,7 +15,7 @@ from oncely.audit.stored.log import Topics
 from oncely.audit.stored.manifest import read_manifest
 from oncely.audit.stored.topic_ledger import read_ledger
 from oncely.audit.topic import KafkaLog
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker
 from tests import filestools, kafkatools

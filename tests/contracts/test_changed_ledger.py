@@ -14,9 +14,8 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped
 from oncely.sinks.sql.sink import SqlSink
 from oncely.verify.check import check
-from oncely.verify.reading import of_tables
+from oncely.verify.reading import Rules, of_tables
 from oncely.verify.report import Report
-from oncely.verify.state import Rules
 from tests.sinktools import (
     SOURCE,
     T0,

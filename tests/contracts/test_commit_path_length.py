@@ -17,7 +17,7 @@ import pyarrow as pa
 import oncely
 from oncely.clients.delta import DeltaTables
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.clients.sql.connection import connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import publish
@@ -32,13 +32,12 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard
-from oncely.runtimes.batches.reading import Reading
-from oncely.runtimes.batches.task import CommitPlan, commit_chunks
+from oncely.runtimes.batches.task import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows
 from oncely.sinks.handlers.sink import HandlersSink
-from oncely.sinks.sql.replay import SqlReplay, discard_letters
+from oncely.sinks.sql.rewrite import SqlReplay, discard_letters
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.deltatools import make_place as make_delta

@@ -17,8 +17,7 @@ from oncely.commit.delivery import commit_chunk
 from oncely.commit.path import pass_over
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Notes, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity
+from oncely.core.ranges import OffsetRange, SourceIdentity
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.ledgers.stores.base import OffsetStore

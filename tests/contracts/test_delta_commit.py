@@ -18,11 +18,10 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
 from oncely.sinks.base import Judge
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.rewrite import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging
 from tests.sinktools import (

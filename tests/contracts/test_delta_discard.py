@@ -19,7 +19,7 @@ from oncely.errors import Unavailable
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.reject_filter import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
-from oncely.sinks.delta.replay import DeltaReplay, discard_letters
+from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place

@@ -15,11 +15,10 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
 from oncely.decode.avro_names import storable
 from oncely.ledgers.totals import Totals
-from oncely.sinks.delta.replay import DeltaReplay
+from oncely.sinks.delta.rewrite import DeltaReplay
 from oncely.sinks.delta.task import DeltaFormat
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 from tests.deltatools import Committing, DeltaPlace, make_place

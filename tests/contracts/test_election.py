@@ -15,10 +15,10 @@ from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Rebalances,
+    members_of,
 )
-from oncely.clients.kafka.group_members import members_of
 from oncely.core import events
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal

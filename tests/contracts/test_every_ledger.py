@@ -20,8 +20,7 @@ from oncely.core.claim import (
     RangeKind,
     Takeover,
 )
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, SourceMismatch, Unavailable
 from tests.contracts.sinks import ALL, SinkAdapter, adapter, ready, take_over
 from tests.sinktools import SOURCE, T0, T1, T2, asking_again, impatient, together

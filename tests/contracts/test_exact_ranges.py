@@ -13,8 +13,7 @@ from confluent_kafka import Producer
 
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import LATEST_MS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce

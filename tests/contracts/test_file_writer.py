@@ -11,8 +11,7 @@ from filetools import Shelf, check_files
 
 from oncely.clients.files.store import S3Options, Store
 from oncely.errors import Stopped, Unavailable
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import FileNames
+from oncely.lake.partitions import FileNames, parse_partition_by
 from oncely.lake.records import Receipt
 from oncely.sinks.files.writer import FileWriter, Origin
 from tests.s3tools import S3Proxy, S3Server

@@ -16,7 +16,7 @@ from oncely.clients.kafka.client import make
 from oncely.commit.backoff import Backoff
 from oncely.errors import Stopped, Unavailable
 from oncely.files.compact import compact
-from oncely.files.reading import decoded, rows
+from oncely.files.table import decoded, rows
 from oncely.files.verify import verify
 from oncely.lake.manifest import Contents
 from oncely.lake.records import SourceRange

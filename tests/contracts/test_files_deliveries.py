@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncely.commit.timer import Interval
+from oncely.commit.run import Interval
 from oncely.core.claim import Fence
 from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker

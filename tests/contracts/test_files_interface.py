@@ -12,7 +12,7 @@ import pytest
 
 from oncely.decode.avro_names import schema_id
 from oncely.files.compact import compact
-from oncely.lake.paths import is_file
+from oncely.lake.partitions import is_file
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,

@@ -18,10 +18,10 @@ from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.files.compact import compact
-from oncely.files.reading import rows
+from oncely.files.table import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
-from oncely.lake import manifest_owner
+from oncely.lake import manifest
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
 from oncely.lake.records import ManifestOwner, encode, owner_key
@@ -80,13 +80,13 @@ def test_of_two_first_runs_at_the_same_moment_one_owns_the_manifest(
     place: FilesPlace, copied: FilesSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
-    write = manifest_owner.ManifestClaim._write
+    write = manifest.ManifestClaim._write
 
-    def together(claim: manifest_owner.ManifestClaim, owners: Any) -> None:
+    def together(claim: manifest.ManifestClaim, owners: Any) -> None:
         both.wait(180)  # both have seen a topic without an owner
         write(claim, owners)
 
-    monkeypatch.setattr(manifest_owner.ManifestClaim, "_write", together)
+    monkeypatch.setattr(manifest.ManifestClaim, "_write", together)
     came: dict[str, str] = {}
 
     def start(sink: FilesSink) -> None:

@@ -15,7 +15,7 @@ from oncely.files.vacuum import SLACK, vacuum
 from oncely.lake import leases
 from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.paths import FileNames
+from oncely.lake.partitions import FileNames
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake
 from tests.s3tools import S3Server

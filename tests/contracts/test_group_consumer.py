@@ -10,10 +10,15 @@ from typing import Any, get_args
 import pytest
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols, worker_id
-from oncely.clients.kafka.group_members import members_of
+from oncely.clients.kafka.group_consumer import (
+    GroupConsumer,
+    Membership,
+    Protocols,
+    members_of,
+    worker_id,
+)
 from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker

@@ -19,8 +19,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from oncely.clients.sql import postgres_lent
-from oncely.clients.sql.connection import Contention, connect
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Contention, close_all, connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.by_key import ByKey
 from oncely.core.batch import BudgetSpent, Chunk

@@ -11,8 +11,8 @@ from oncely.commit.run import OpenRun
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.runtimes.spark import plugin
-from oncely.runtimes.spark.checkpoint import BatchRanges
-from oncely.runtimes.spark.held_rows import HeldRows
+from oncely.runtimes.spark.plugin import BatchRanges
+from oncely.runtimes.spark.rows import HeldRows
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced, OncelyError, SourceMismatch, TooManyRejects, Unavailable
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, Spent, all_of, sort_out

@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import librdkafka
-from oncely.clients.kafka.producer import Columns, Producer
 from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.sender import Delivered, Plain
+from oncely.clients.kafka.sender import Columns, Delivered, Plain, Producer
 from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
 from oncely.testing.readers import messages

@@ -8,7 +8,7 @@ import pytest
 
 from oncely.commit.path import commit
 from oncely.core.claim import Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.testing.servers.kafka import Broker

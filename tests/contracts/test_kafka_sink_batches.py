@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence, PositionMoved

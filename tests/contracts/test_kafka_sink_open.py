@@ -18,8 +18,8 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
+from oncely.ledgers.topic.compare_and_set import PositionTakeover
 from oncely.ledgers.topic.records import OffsetMetadata, stamp
-from oncely.ledgers.topic.take_positions import PositionTakeover
 from oncely.ledgers.topic.takeover import Opener
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sinks.kafka.record_format import RecordFormat

@@ -14,7 +14,7 @@ from oncely.clients.kafka.transaction import Message
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, TableMismatch
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.sinks.kafka.dead_letter_messages import dead_letter

@@ -13,11 +13,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.claim import Claim, PositionMoved, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.ledgers.topic import turns
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.turns import Turn
+from oncely.ledgers.topic.cluster import Cluster, Turn
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, producing_by, ready

@@ -15,8 +15,7 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.ledgers.totals import Totals
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.testing.servers.kafka import Broker

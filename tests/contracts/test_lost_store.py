@@ -17,7 +17,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core.claim import Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.file import FileStore

@@ -14,8 +14,7 @@ import pytest
 from oncely.clients.kafka import inbox
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import EVERY_COLUMN, table_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import free_port

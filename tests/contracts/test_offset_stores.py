@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped
 from oncely.ledgers.stores.base import OffsetStore
 from tests.saver import Saver

@@ -15,7 +15,7 @@ import pytest
 from kazoo.security import make_acl, make_digest_acl
 
 from oncely.clients.sql.connection import TableName
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.ledgers.stores.base import OffsetStore
 from oncely.ledgers.stores.file import FileStore

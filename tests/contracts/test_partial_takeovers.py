@@ -14,18 +14,16 @@ import pytest
 
 from oncely.commit.path import pass_over
 from oncely.commit.replay import replay
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import save
+from oncely.commit.run import OpenRun, save
 from oncely.core.batch import Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, PositionMoved, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.sql import takeover as sql
-from oncely.ledgers.topic.take_positions import PositionTakeover
+from oncely.ledgers.topic.compare_and_set import PositionTakeover
 from oncely.sinks.base import Judge, Judged
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.sinks import SinkAdapter, adapter
 from tests.replaytools import bad, judging

@@ -15,7 +15,7 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Counts, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
-from oncely.runtimes.batches.partition_commit import PartitionCommit
+from oncely.runtimes.batches.commit import PartitionCommit
 from tests.contracts.sinks import ALL, adapter
 from tests.sinktools import SCHEMA, SOURCE, T0, T1
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
 from oncely.sinks.base import Judge, Judged
-from oncely.sinks.files.replay import replay_into_files
+from oncely.sinks.files.rewrite import replay_into_files
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import BAD, FilesPlace, publish_all, stage, what

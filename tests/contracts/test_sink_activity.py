@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from oncely.ledgers.sql.activity import Activity
-from oncely.pipeline.inspect import look
+from oncely.pipeline.sql_destination import look
 from tests.sinktools import T0, Place, at_t0, commit_all, numbered, ready, sink_to
 
 

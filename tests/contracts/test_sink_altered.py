@@ -11,14 +11,14 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
 from oncely.sinks.base import Judged
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     T0,

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.core.claim import PositionMoved
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.sql.statements import LedgerStatements
 from tests.contracts.looking import history, ids, positions

@@ -21,10 +21,9 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.base import Judge
-from oncely.sinks.sql.replay import SqlReplay
+from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import create, ids
 from tests.replaytools import judging, mixing

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.session import brief_session
+from oncely.clients.sql.connection import brief_session
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable
-from oncely.sinks.sql.replay import FIRST, SqlReplay, discard_letters
+from oncely.sinks.sql.rewrite import FIRST, SqlReplay, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging
@@ -98,7 +98,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
 def test_more_than_are_read_at_once(
     sink: SqlSink, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.sinks.sql.replay._AT_ONCE", 1)
+    monkeypatch.setattr("oncely.sinks.sql.rewrite._AT_ONCE", 1)
     assert discard(sink, lambda one: one.offset % 2 == 0).total() == 2
     assert states(sink) == ([1, 3], [2, 4])
 

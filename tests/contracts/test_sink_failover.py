@@ -17,7 +17,7 @@ from oncely.core.budget import RejectCount
 from oncely.core.claim import Claim, Counts, Fence, Notes, PositionMoved, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
-from oncely.runtimes.batches.partition_commit import PartitionCommit
+from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids
 from tests.sinktools import (

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from oncely.clients.sql import postgres_session
+from oncely.clients.sql.connection import close_all
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import close_all
 from oncely.commit import backoff, path
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable

@@ -11,11 +11,9 @@ import pytest
 
 from oncely.commit.path import pass_over
 from oncely.core.claim import Fence, Opened, QueryBatch, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, TableMismatch, Unavailable
-from oncely.runtimes.spark.checkpoint import BatchRanges
-from oncely.runtimes.spark.plugin import PublishedBatches
+from oncely.runtimes.spark.plugin import BatchRanges, PublishedBatches
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,

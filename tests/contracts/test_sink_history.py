@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.path import pass_over
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced

@@ -8,12 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.sql.connection import Connection, Dialect, Params, Row, connect
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Connection, Dialect, Params, Row, close_all, connect
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history
 from tests.sinktools import T0, Place, ready, sink_to

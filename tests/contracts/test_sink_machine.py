@@ -24,14 +24,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.sql.sink import SqlSink
 from tests.conftest import examples

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import RowsDropped
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import RowsDropped, close_all
 from oncely.core.batch import Reject, Rejection
 from oncely.errors import GivenUp
 from tests.contracts.looking import create, history, ids, rejected

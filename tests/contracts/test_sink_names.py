@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import (
+from oncely.clients.sql.connection import (
     application_prefix,
     brief_session,
     close_all,

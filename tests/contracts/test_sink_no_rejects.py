@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from psycopg.copy import LibpqWriter
 
-from oncely.clients.sql.connection import Contention
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Contention, close_all
 from oncely.errors import Unavailable
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import create, ids, rejected

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import brief_session, close_all
+from oncely.clients.sql.connection import brief_session, close_all
 from oncely.core.batch import Reject
 from oncely.errors import Stopped, TooManyRejects
 from tests.contracts.looking import create, ids, rejected

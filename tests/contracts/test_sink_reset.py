@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from oncely.core.claim import Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (

@@ -15,15 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.replay import replay
 from oncely.commit.rewrite import Damage, repair, rewrite
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.sql.replay import SqlReplay, discard_letters
-from oncely.sinks.sql.rewrite import SqlRewrites
+from oncely.sinks.sql.rewrite import SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import wait_for_a_lock
 from tests.replaytools import judging

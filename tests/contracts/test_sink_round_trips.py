@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 from psycopg import pq
 
-from oncely.clients.sql.connection import Statement
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import Statement, close_all
 from oncely.core.claim import PositionMoved
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (

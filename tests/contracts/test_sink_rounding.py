@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import TableMismatch
-from oncely.pipeline.inspect import check_table
+from oncely.pipeline.sql_destination import check_table
 from oncely.sinks.sql.cast import would_round
 from oncely.sinks.sql.sink import SqlSink
 from tests.conftest import examples

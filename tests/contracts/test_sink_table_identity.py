@@ -6,14 +6,14 @@ import subprocess
 
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.inspect import check_table, look
 from oncely.pipeline.problems import Inspection
+from oncely.pipeline.sql_destination import check_table, look
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers import pginstall
 from tests.sinktools import (

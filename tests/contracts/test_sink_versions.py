@@ -13,7 +13,7 @@ from oncely.audit.stored.sql_ledger import open_ledger
 from oncely.core.claim import Takeover
 from oncely.errors import NewerFormat, OlderFormat
 from oncely.ledgers.sql.tables import TABLES, VERSION
-from oncely.pipeline.inspect import check_table, dead_letters, look
+from oncely.pipeline.sql_destination import check_table, dead_letters, look
 from oncely.sinks.sql.sink import SqlSink
 from oncely.verify.reading import of_tables
 from tests.sinktools import (

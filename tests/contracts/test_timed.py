@@ -11,11 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from oncely.commit.run import OpenRun
-from oncely.commit.timer import Interval, save
+from oncely.commit.run import Interval, OpenRun, save
 from oncely.core.claim import Counts, Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.base import Ledger
 from oncely.ledgers.stores.base import Stored

@@ -23,15 +23,14 @@ from models.recipes import TOPIC
 from models.traces import Recipe, Step
 from models.walks import walks
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
 from oncely.clients.kafka.records import KafkaRecord
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch
 from oncely.core.budget import RejectCount
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Notes, PositionMoved, Takeover
 from oncely.core.ledger import Entry, Fenced, decide
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError
 from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp

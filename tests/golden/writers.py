@@ -23,21 +23,25 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
 
 from oncely.clients.kafka.client import make
 from oncely.clients.kafka.transaction import Message
-from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
+from oncely.clients.sql.connection import (
+    Connection,
+    Dialect,
+    TableName,
+    application_name,
+    close_all,
+    connect,
+)
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import application_name, close_all
 from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Reject
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, QueryBatch, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, directory, parse_partition_by
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,

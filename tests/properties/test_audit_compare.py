@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from oncely.audit.compare import Rules, Stored, compare, is_exact, is_full
 from oncely.audit.evidence import Cell, Readable, Span, runs_of
 from oncely.audit.tally import Tallies, offset_digests, sum_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from tests.groupedtools import offsets_of
 
 TP = TopicPartition("t", 0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oncely.audit.newest import NewestRows
 from oncely.core.expected import Changes
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

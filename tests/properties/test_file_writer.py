@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import ConfigError, TableMismatch
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, directory, parse_partition_by
 from oncely.lake.records import Format, Scope
 from oncely.sinks.files.writer import FileWriter, Origin
 

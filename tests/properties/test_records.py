@@ -19,7 +19,7 @@ from oncely.clients.kafka.records import RECORDS, UNREADABLE, headers_of, table_
 from oncely.clients.kafka.topics import TopicLimits
 from oncely.clients.sql.connection import ColumnFit, Relation, TableName
 from oncely.core.batch import Chunk
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
 from oncely.decode.metadata import Part, WithMetadata

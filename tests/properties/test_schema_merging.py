@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.decode.avro_names import avro_name, avro_schema_of, is_large, large
-from oncely.decode.merging import NO_CAPS, CannotMerge, merge, widen
-from oncely.decode.schema_tree import LARGE, NOTHING, schema_of, settled, tree_of
+from oncely.decode.merging import (
+    LARGE,
+    NO_CAPS,
+    NOTHING,
+    CannotMerge,
+    merge,
+    schema_of,
+    settled,
+    tree_of,
+    widen,
+)
 from tests.conftest import examples
 
 LEAVES = [pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.int32(), pa.float32()]

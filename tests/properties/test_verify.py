@@ -18,7 +18,7 @@ from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.verify.check import check
 from oncely.verify.log import parsed, read
-from oncely.verify.state import Entry
+from oncely.verify.reading import Entry
 from tests.conftest import examples
 from tests.verifytools import NAME, ROW_BY_ROW, STEPS, Run, Simulated, line, simulated
 

@@ -15,8 +15,7 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit, publish
 from oncely.core.batch import Batch, Chunk, Rejection
 from oncely.core.claim import Counts, Fence, Opened, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import Unavailable
 from oncely.runtimes.chunks import Bounds, Processing

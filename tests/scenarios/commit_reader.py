@@ -9,7 +9,7 @@ import itertools
 from contextlib import closing
 from typing import Any
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_topic import PER_PARTITION, REFUSED, Task, topic
 from tests.scenarios.zygote import Zygote

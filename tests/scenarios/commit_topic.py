@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from oncely.core.batch import Chunk
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     T0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.files.filesystem import Connect, FileSystem, connect
+from oncely.clients.files.store import Connect, FileSystem, connect
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
 from oncely.files.compact import Compacted, compact

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self, stop_self

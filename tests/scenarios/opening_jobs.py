@@ -13,8 +13,7 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence, Notes, Opened, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.processes import kill_self
 from tests.scenarios.commit_jobs import Hit

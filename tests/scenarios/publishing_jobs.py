@@ -13,8 +13,7 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Chunk, Reject
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
 from oncely.core.ledger import Append, Skip, decide
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self

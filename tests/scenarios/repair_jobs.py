@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from oncely.config import parse
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.pipeline import repair as repairs
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from oncely.testing.faults import KillAt
 from oncely.testing.processes import kill_self
 from tests.scenarios.delta_jobs import Steps as DeltaSteps

@@ -13,7 +13,7 @@ from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, TopicMissing, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from oncely.testing.processes import await_that
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

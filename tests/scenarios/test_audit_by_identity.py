@@ -19,7 +19,7 @@ from oncely.audit import by_identity, spark_rows
 from oncely.audit.by_identity import audit_by_id
 from oncely.audit.of_pipeline import log_of
 from oncely.audit.report import Report
-from oncely.cli.identity import views_of
+from oncely.cli.audits import views_of
 from oncely.config import parse
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline import Pipeline

@@ -14,9 +14,9 @@ import pytest
 from oncely.clients.kafka.records import table_of
 from oncely.config import parse
 from oncely.core.batch import Chunk
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from oncely.runtimes.chunks import Processing
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker

@@ -18,7 +18,7 @@ from oncely.audit import datasets
 from oncely.audit.datasets import audit_pair
 from oncely.audit.report import Report
 from oncely.audit.spec import parse_pair
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Unavailable, WrongInput
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce

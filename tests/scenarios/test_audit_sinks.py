@@ -23,8 +23,7 @@ from oncely.commit.path import pass_over
 from oncely.config import DeltaSinkSettings, FilesSinkSettings, KafkaSinkSettings, parse
 from oncely.core.batch import Batch, Chunk
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back, messages

@@ -14,8 +14,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink

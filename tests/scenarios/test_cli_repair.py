@@ -11,10 +11,10 @@ import pytest
 
 from oncely.audit import audit
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, assert_exactly_once, assert_history, produce, verdict

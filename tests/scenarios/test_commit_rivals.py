@@ -10,9 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncely.clients.sql.connection import Contention
-from oncely.clients.sql.session import close_all
-from oncely.core.topics import TopicPartition
+from oncely.clients.sql.connection import Contention, close_all
+from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
 from oncely.testing.processes import await_that
 from tests.scenarios import commit_jobs as jobs

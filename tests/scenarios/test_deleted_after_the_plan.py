@@ -10,8 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from oncely.config import parse
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost
 from oncely.pipeline import Pipeline
 from tests.scenarios.world import World

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from oncely.clients.files.conditional_writes import require_conditional_writes
-from oncely.clients.files.filesystem import Connect
-from oncely.clients.files.filesystem import connect as connect_files
-from oncely.clients.files.store import S3Options, Store
+from oncely.clients.files.store import Connect, S3Options, Store
+from oncely.clients.files.store import connect as connect_files
 from oncely.errors import ConfigError, Fenced
 from tests import s3tools
 from tests.deltatools import Committing, DeltaPlace

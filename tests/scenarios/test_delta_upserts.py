@@ -22,11 +22,10 @@ from oncely.audit import Report
 from oncely.cli.repair import _of_audit
 from oncely.config import parse
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Repaired
+from oncely.pipeline.repair import Repaired
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, found, parts_of

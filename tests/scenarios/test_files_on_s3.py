@@ -12,7 +12,7 @@ import pytest
 from pyarrow.fs import FileSelector, FileType
 
 from oncely import files
-from oncely.clients.files.filesystem import s3_filesystem
+from oncely.clients.files.store import s3_filesystem
 from oncely.config import parse
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline

@@ -17,7 +17,7 @@ from oncely.files.schema_reset import reset_schema
 from oncely.files.table import table_of
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
-from oncely.runtimes.batches.range_commit import RangeCommit
+from oncely.runtimes.batches.commit import RangeCommit
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once
 from tests.scenarios.world import produce
 

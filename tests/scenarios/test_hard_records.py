@@ -17,7 +17,7 @@ from oncely.audit import audit
 from oncely.config import parse
 from oncely.decode.base import Decoded, Decoder
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from tests.scenarios.world import World, assert_exactly_once, good, produce, run_to_end
 
 

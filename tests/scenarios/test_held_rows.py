@@ -14,8 +14,8 @@ from oncely.core.batch import Batch, Packet, StagedRowsGone
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped
-from oncely.runtimes.spark import held_rows
-from oncely.runtimes.spark.held_rows import HeldRows
+from oncely.runtimes.spark import rows
+from oncely.runtimes.spark.rows import HeldRows
 from oncely.sinks.sql.sink import SqlSink
 from tests.filestools import publish_all
 from tests.sinktools import SCHEMA, T0, Place, ready, sink_to, sqlite_place
@@ -47,7 +47,7 @@ def table(packets: Iterator[Packet]) -> pa.Table:
 def test_each_reading_gives_the_same_rows_in_parts(
     spark: Any, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_rows, "_PARTITION", 100_000)
+    monkeypatch.setattr(rows, "_PARTITION", 100_000)
     bound, _ = ready(sink)
     held = HeldRows.of(bound, frame(spark))
     assert sum(one.staged.rows for one in held.sizes) == ROWS

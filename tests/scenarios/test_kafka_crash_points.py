@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncely.core.claim import Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import kafka_jobs as jobs

@@ -13,7 +13,7 @@ import pytest
 
 from oncely.commit.path import commit
 from oncely.core.claim import Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped, Unavailable
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.testing.servers.kafka import Broker

@@ -12,7 +12,7 @@ import pytest
 
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence, Notes, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from tests.scenarios import commit_jobs
 from tests.scenarios import opening_jobs as jobs

@@ -20,7 +20,7 @@ from oncely.errors import OncelyError
 from oncely.extras import is_installed
 from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
-from oncely.pipeline.probes import Http
+from oncely.pipeline.running import Http
 from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that, child
 from oncely.testing.servers.ports import free_port

@@ -13,8 +13,7 @@ import pytest
 
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import KafkaRecord
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost
 from oncely.testing.servers.kafka import Broker
 from tests.hostile_logs import MakeTopic, Ranges, Records, codecs, compacted, read, some, whole

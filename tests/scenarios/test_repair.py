@@ -14,7 +14,7 @@ import pytest
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found, Repaired
+from oncely.pipeline.repair import Found, Repaired
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld
 from tests.scenarios import repair_jobs

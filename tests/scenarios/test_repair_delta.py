@@ -25,7 +25,7 @@ from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Repaired
+from oncely.pipeline.repair import Repaired
 from oncely.sinks.delta.sink import DeltaSink
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely_json

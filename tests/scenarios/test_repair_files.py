@@ -25,11 +25,10 @@ from oncely.errors import WrongInput
 from oncely.files.compact import compact
 from oncely.files.table import table_of
 from oncely.files.verify import verify
-from oncely.lake.manifest import Contents
+from oncely.lake.manifest import Contents, Replacing
 from oncely.lake.records import read_receipt
-from oncely.lake.replacing import Replacing
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import LOST_FOR_GOOD, Repaired
+from oncely.pipeline.repair import LOST_FOR_GOOD, Repaired
 from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios import repair_jobs

@@ -15,10 +15,10 @@ import pytest
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, repair
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 from oncely.sinks.kafka.messages import Encoded
 from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.testing.readers import messages

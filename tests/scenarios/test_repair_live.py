@@ -16,9 +16,9 @@ from deltalake.exceptions import CommitFailedError
 
 from oncely.audit.stored.data_file import rows_of
 from oncely.cli.repair import _of_audit
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.files.table import table_of
-from oncely.lake.replacing import Replacing
+from oncely.lake.manifest import Replacing
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.sinks.delta.sink import DeltaSink

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncely.config import parse
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline import Pipeline
 from oncely.testing.moments import closed_gate, waiting
 from oncely.testing.processes import await_that

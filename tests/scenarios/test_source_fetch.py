@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.clients.kafka.records import KafkaRecord
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.servers.kafka import Broker
 

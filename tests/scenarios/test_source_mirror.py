@@ -9,7 +9,7 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.servers.kafka import Broker

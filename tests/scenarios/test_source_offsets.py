@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline.status import Status, _hidden
 from oncely.sources.kafka import KafkaSource, Watermarks

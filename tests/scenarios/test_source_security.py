@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.servers.kafka import Broker, Scram

@@ -18,7 +18,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core import events
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches import run

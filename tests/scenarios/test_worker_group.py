@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.group_members import members_of
+from oncely.clients.kafka.group_consumer import members_of
 from oncely.testing.moments import inside_a_commit
 from oncely.testing.processes import Child, await_that, child
 from oncely.testing.servers.ports import free_port

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from oncely.cli.app import app
-from oncely.clients.kafka.keys import ACCEPTED
+from oncely.clients.kafka.properties import ACCEPTED
 from oncely.config import parse
 from oncely.config.base import Section
 from oncely.config.fill import Filling

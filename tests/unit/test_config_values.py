@@ -12,8 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.spark import is_local, parse_master
-from oncely.config.values import (
+from oncely.config.base import (
     RejectBudget,
     parse_budget,
     parse_seconds,
@@ -21,6 +20,7 @@ from oncely.config.values import (
     parse_table,
     quoted,
 )
+from oncely.config.spark import is_local, parse_master
 from oncely.sources.start import Moment
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncely.files.plan import bins
+from oncely.files.compact import bins
 from oncely.lake.records import SourceRange
 from oncely.lake.snapshot import LiveFiles
 from tests.manifesttools import a_file

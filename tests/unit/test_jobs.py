@@ -15,8 +15,7 @@ import pytest
 from oncely import ConfigError, Worker, WrongInput, context, jobs
 from oncely.clients.kafka.sender import Message
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 

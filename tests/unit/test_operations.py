@@ -22,8 +22,7 @@ from oncely.audit.watch import Gauges
 from oncely.cli.app import app
 from oncely.config.worker import WorkerSettings
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.health import Health, metrics
 from tests.conftest import repository
 from tests.plain_yaml import read

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oncely.cli.progress import EndsWatch
-from oncely.commit.timer import Interval, PositionTimer
-from oncely.core.topics import TopicPartition
+from oncely.commit.run import Interval, PositionTimer
+from oncely.core.ranges import TopicPartition
 from oncely.runtimes.mirror import Mirror
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.processes import await_that

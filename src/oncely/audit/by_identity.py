@@ -14,17 +14,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from oncely.audit.by_id import by_id, doubt_deleted
-from oncely.audit.datasets import reading, right_side
+from oncely.audit.datasets import by_id, committed, doubt_deleted, reading, right_side
 from oncely.audit.evidence import Bounds, Log
 from oncely.audit.matching import PLACE, side
 from oncely.audit.outcome import Compared, Outcome
-from oncely.audit.records import committed
 from oncely.audit.report import Report, Undecided
 from oncely.audit.window import Window
 from oncely.config import PipelineSettings
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import SourceMismatch
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ class Views:
     """What the view needs of a pipeline.
 
     Attributes:
-        expected: makes rows of :func:`~oncely.audit.records.committed` records: the columns of the
+        expected: makes rows of :func:`~oncely.audit.datasets.committed` records: the columns of the
             destination, and the columns above. Records that become dead letters or are filtered
             have no row; tombstones have one.
         rows: the present rows of the destination.

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from oncely.clients.sql.claims import Claim
 from oncely.core.batch import IntArray
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 
 Claims = Sequence[Claim]
 

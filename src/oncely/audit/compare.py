@@ -20,8 +20,7 @@ from oncely.audit.layout import Part
 from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.tally import sum_of
 from oncely.core.expected import FILTERED
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 Flags = npt.NDArray[np.bool_]
 Digests = npt.NDArray[np.uint64]

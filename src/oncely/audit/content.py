@@ -29,8 +29,7 @@ from oncely.audit.stored.data_file import Unreadable
 from oncely.audit.tally import MODULUS, added
 from oncely.core.claim import Counts
 from oncely.core.expected import REJECT, ROWS, Expected
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped
 
 Digests = npt.NDArray[np.uint64]
 

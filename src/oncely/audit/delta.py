@@ -17,19 +17,16 @@ import pyarrow.dataset
 
 from oncely.audit.claims import claimed
 from oncely.audit.content import Group, Rows
-from oncely.audit.delta_history import OTHERS, total
-from oncely.audit.delta_snapshot import DeltaSnapshot, snapshot_of
-from oncely.audit.evidence import Committed, OfLedger, Span
+from oncely.audit.delta_snapshot import OTHERS, DeltaSnapshot, snapshot_of, total
+from oncely.audit.evidence import Committed, Holder, Keys, OfLedger, Span, among
 from oncely.audit.grouping import Component, Node, components, digests_of, recipe_of
-from oncely.audit.holders import Holder, Keys, among
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
 from oncely.clients.delta import DeltaConnect, connect
 from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")
 _BLAMES = 20

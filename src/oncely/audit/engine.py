@@ -40,8 +40,7 @@ from oncely.audit.report import (
 from oncely.core.batch import IntArray
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Recipe
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from oncely.clients.files.store import NoSuchFile, Store
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 
 _THREADS = 4
 NOT_READ = "the files were not read, only listed: --download compares their content"

@@ -12,8 +12,7 @@ from oncely.audit.evidence import Span
 from oncely.audit.outside import NOT_CONTRADICTED
 from oncely.audit.report import Undecided
 from oncely.core.digest import Recipe
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 
 @dataclass

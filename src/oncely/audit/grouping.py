@@ -11,8 +11,7 @@ import pyarrow as pa
 from oncely.audit.content import Rows
 from oncely.audit.evidence import Span
 from oncely.core.digest import Recipe, kind_of, row_digests
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ from oncely.clients.kafka.records import headers_of
 from oncely.config import KafkaSinkSettings, PipelineSettings
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError
 
 SOURCE_HEADER = "oncely.source"

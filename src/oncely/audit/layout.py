@@ -11,8 +11,7 @@ from typing import Protocol, TypeVar
 from oncely.audit.evidence import Cell, Committed, Span
 from oncely.audit.report import Undecided
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped
 
 _CELL = 8_192  # offsets: what is read of a range that differs
 _CELLS = 50_000  # beyond so many they are larger

@@ -11,8 +11,7 @@ from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.clients.kafka.records import LATEST_MS, headers_of, timestamp_of
 from oncely.core.batch import DISCARDED, Rejection, Stage
 from oncely.core.expected import Expected
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 _PARTS = ("timestamp", "key", "value", "headers")
 _STAGES = {*get_args(Stage), DISCARDED}

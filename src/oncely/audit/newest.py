@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from oncely.audit.evidence import IntArray
 from oncely.core.expected import Changes
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
 
 _NONE = -1

@@ -16,8 +16,7 @@ from oncely.audit.files import FilesEvidence, open_files
 from oncely.audit.group_audit import ByGroup
 from oncely.audit.kafka import KafkaGroup, open_kafka
 from oncely.audit.report import Report
-from oncely.audit.sql import SqlEvidence, open_evidence
-from oncely.audit.sql_content import SqlContent
+from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
 from oncely.clients.sql.dialects import dialect_for

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from oncely.audit.engine import Ends
-from oncely.audit.evidence import Expected, KeyedEvidence, skipped
-from oncely.audit.holders import Holder, Keys
+from oncely.audit.evidence import Expected, Holder, KeyedEvidence, Keys, skipped
 from oncely.audit.newest import Settled
 from oncely.core.digest import STORED, Recipe
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
 
 Place = tuple[TopicPartition, int]
 """A record."""

@@ -21,8 +21,14 @@ from oncely.audit.report import (
     Undecided,
 )
 from oncely.audit.wording import plural
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
+from oncely.core.ranges import (
+    OffsetRange,
+    Position,
+    SourceIdentity,
+    TopicPartition,
+    grouped,
+    normalize,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -20,8 +20,7 @@ from oncely.audit.evidence import Bounds, Cell, IntArray, Span
 from oncely.audit.layout import Part, by_partition
 from oncely.audit.ranges import RangeComparison
 from oncely.audit.report import Finding, Undecided
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped
 
 _CELL = 8_192
 _AT_ONCE = 100  # cells

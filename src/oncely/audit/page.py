@@ -1,20 +1,20 @@
 """A report as one HTML file: no scripts, no external resources.
 
-Every text of the report is escaped (:func:`_text`): ids are written by whoever writes to the topic.
+Every text of the report is escaped (:func:`of_unknown`): ids are written by whoever writes to the
+topic.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import MEANINGS, PROOFS, plural, verdict_sentence, visible
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
-from oncely.html import document
+from oncely.audit.wording import MEANINGS, PROOFS, plural, verdict_sentence
+from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.html import document, of_unknown, time_of
+from oncely.reject_summary import printable
 
 _BARS = 240  # groups that are drawn one by one
 _LISTED = 500  # findings, partitions and groups in a list
@@ -94,7 +94,7 @@ def page(report: Report) -> str:
         _findings(report),
         _method(report),
     ]
-    title = f"{_WORDS[report.verdict]}: audit of {visible(report.pipeline)}"
+    title = f"{_WORDS[report.verdict]}: audit of {printable(report.pipeline)}"
     return document(title, STYLE, "\n".join(filter(None, parts)))
 
 
@@ -103,28 +103,19 @@ def picture(report: Report) -> str:
     return _hours(report.hours) + _partitions(report)
 
 
-def _text(text: object) -> str:
-    return f"<bdi>{escape(visible(str(text)))}</bdi>"
-
-
-def _time(at: datetime) -> str:
-    shown = f"{at:%Y-%m-%d %H:%M:%S}"
-    return f'<time datetime="{escape(at.isoformat())}">{shown} UTC</time>'
-
-
 def _head(report: Report) -> str:
     verdict = report.verdict
     compared = plural(report.records, "record")
     if report.partitions:
         compared += f" of {plural(len(report.partitions), 'partition')}"
     complete = report.complete_until.wall_time
-    until = f" Complete until <strong>{_time(complete)}</strong>." if complete else ""
+    until = f" Complete until <strong>{time_of(complete)}</strong>." if complete else ""
     return (
         f'<header class="{verdict}"><h1><span class="mark" role="img"'
         f' aria-label="{_WORDS[verdict]}">{_MARKS[verdict]}</span>'
         f"<span>{escape(verdict_sentence(report))}</span></h1>"
-        f"<p>Audit of <strong>{_text(report.pipeline)}</strong>: {compared} compared on"
-        f" {_time(report.at)}, in {report.seconds:,.1f} s.{until}</p></header>"
+        f"<p>Audit of <strong>{of_unknown(report.pipeline)}</strong>: {compared} compared on"
+        f" {time_of(report.at)}, in {report.seconds:,.1f} s.{until}</p></header>"
     )
 
 
@@ -135,7 +126,7 @@ def _facts(report: Report) -> str:
         facts.append((kind, f"{number:,}", "bad" if number else ""))
     facts.append(("offsets without a record", f"{report.holes:,}", ""))
     until = report.complete_until.event_time
-    facts.append(("complete until (event time)", _time(until) if until else "not known", "time"))
+    facts.append(("complete until (event time)", time_of(until) if until else "not known", "time"))
     cells = (
         f'<div class="{style}"><dt>{label}</dt><dd>{value}</dd></div>'
         for label, value, style in facts
@@ -150,7 +141,7 @@ def _undecided(undecided: Sequence[Undecided]) -> str:
     for one in undecided:
         reasons[one.reason].append(one)
     items = "".join(
-        f"<h3>{_text(reason)}</h3><p class='note'>{_offsets(same)}</p>"
+        f"<h3>{of_unknown(reason)}</h3><p class='note'>{_offsets(same)}</p>"
         for reason, same in reasons.items()
     )
     return f"<section><h2>What could not be decided</h2>{items}</section>"
@@ -159,7 +150,7 @@ def _undecided(undecided: Sequence[Undecided]) -> str:
 def _offsets(same: Sequence[Undecided]) -> str:
     shown = []
     for one in same[:20]:
-        where = _text(one.partition) if one.partition else "all partitions"
+        where = of_unknown(one.partition) if one.partition else "all partitions"
         if one.range is not None:
             where += f" offsets {one.range.start:,} to {one.range.end - 1:,}"
         shown.append(where)
@@ -180,9 +171,9 @@ def _hours(hours: Sequence[Hour]) -> str:
         f"{plural(len(hours), 'group')} of ids; {plural(len(bad), 'group')} with damage."
         " The same numbers are in the table below."
     )
-    ends = f"<span>{_text(hours[0].group)}</span>"
+    ends = f"<span>{of_unknown(hours[0].group)}</span>"
     if len(hours) > 1:
-        ends += f"<span>{_text(hours[-1].group)}</span>"
+        ends += f"<span>{of_unknown(hours[-1].group)}</span>"
     lanes = "".join(
         f"<span>{label}</span>{_lane(drawn, numbers, style)}"
         for label, style, numbers in (
@@ -252,7 +243,7 @@ def _told(one: Hour) -> str:
     parts += [f"{n:,} missing" for n in (one.missing,) if n]
     parts += [f"{n:,} duplicated" for n in (one.duplicated,) if n]
     parts += [f"{n:,} unexpected" for n in (one.unexpected,) if n]
-    return escape(f"{visible(one.group)}: {', '.join(parts)}")
+    return escape(f"{printable(one.group)}: {', '.join(parts)}")
 
 
 def _hour_table(hours: Sequence[Hour], bad: Sequence[Hour]) -> str:
@@ -267,7 +258,7 @@ def _hour_table(hours: Sequence[Hour], bad: Sequence[Hour]) -> str:
         damage = (one.missing, one.duplicated, one.unexpected)
         cells = "".join(f'<td class="n {"bad" if n else "none"}">{n:,}</td>' for n in damage)
         cells += "".join(f'<td class="n">{number:,}</td>' for number in (one.topic, one.sink))
-        return f'<tr><th scope="row">{_text(one.group)}</th>{cells}</tr>'
+        return f'<tr><th scope="row">{of_unknown(one.group)}</th>{cells}</tr>'
 
     told = ""
     if bad:
@@ -349,7 +340,7 @@ def _partition(one: PartitionResult, found: Sequence[int], open_: Sequence[Offse
     state = "damaged" if found else "undecided" if open_ else "equal"
     about = f"{one.partition}: {state}"
     return (
-        f"<b{' class=bad' if found else ''}>{_text(one.partition)}</b> <small>{state}</small>"
+        f"<b{' class=bad' if found else ''}>{of_unknown(one.partition)}</b> <small>{state}</small>"
         f"{_svg('', 10, about, drawn)}<small>{'; '.join(filter(None, words))}</small>"
     )
 
@@ -386,9 +377,9 @@ def _finding_table(kind: str, listed: Sequence[Finding]) -> str:
         '<th scope="col">Detail</th>'
     )
     rows = (
-        f"<tr><td>{_text(one.partition) if one.partition else '–'}</td>"
+        f"<tr><td>{of_unknown(one.partition) if one.partition else '–'}</td>"
         f'<td class="n">{"–" if one.offset is None else one.offset}</td>'
-        f'<td class="free">{_text(one.detail)}</td></tr>'
+        f'<td class="free">{of_unknown(one.detail)}</td></tr>'
         for one in listed
     )
     return _table(f"Records that are {kind}", head, rows)
@@ -397,9 +388,11 @@ def _finding_table(kind: str, listed: Sequence[Finding]) -> str:
 def _method(report: Report) -> str:
     source = ""
     if report.source is not None:
-        topics = ", ".join(f"{_text(k)} ({_text(v)})" for k, v in report.source.topic_ids.items())
-        source = f" Cluster {_text(report.source.cluster_id)}; topic ids: {topics}."
-    limits = "".join(f"<p>{_text(one)}</p>" for one in report.limits)
+        topics = ", ".join(
+            f"{of_unknown(k)} ({of_unknown(v)})" for k, v in report.source.topic_ids.items()
+        )
+        source = f" Cluster {of_unknown(report.source.cluster_id)}; topic ids: {topics}."
+    limits = "".join(f"<p>{of_unknown(one)}</p>" for one in report.limits)
     return (
         f"<footer>{limits}<p>{PROOFS[report.proof]} Offsets without a record are markers of"
         " transactions, aborted, compacted or deleted records; they are no losses."
@@ -425,7 +418,9 @@ def _cut(number: int) -> str:
 
 
 def _svg(style: str, height: float, about: str, drawn: Iterable[str]) -> str:
-    spoken = f'role="img" aria-label="{escape(visible(about))}"' if about else 'aria-hidden="true"'
+    spoken = (
+        f'role="img" aria-label="{escape(printable(about))}"' if about else 'aria-hidden="true"'
+    )
     return (
         f'<svg class="{style}" viewBox="0 0 {_WIDTH:g} {height:g}" preserveAspectRatio="none"'
         f" {spoken}>{''.join(drawn)}</svg>"

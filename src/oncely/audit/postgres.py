@@ -10,15 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.audit.evidence import Cell, Tally
-from oncely.audit.holders import Holder, Keys
+from oncely.audit.evidence import Cell, Holder, Keys, Tally
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
 from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 from oncely.clients.sql.postgres_types import SET_TEXTS
 from oncely.core.digest import Recipe
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import TopicPartition, grouped
 from oncely.errors import WrongInput
 
 _AT_ONCE = 100_000  # rows

@@ -54,8 +54,7 @@ from oncely.audit.report import Finding, Undecided
 from oncely.audit.tally import MODULUS, added, sum_of
 from oncely.core.digest import Recipe
 from oncely.core.expected import ROWS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
 
 _ROWS_AT_ONCE = 500_000  # rows of differing cells that are in memory together
 _CELLS_AT_ONCE = 2_000

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 
 FindingKind = Literal["lost", "duplicated", "altered", "unexpected"]
 """lost: a record without row and reject; duplicated: a record with too many rows, or with row and

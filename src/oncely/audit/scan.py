@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from oncely.audit.evidence import PRESENT, Cell, IntArray, Tally
 from oncely.audit.tally import Tallies
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import TopicPartition, grouped
 
 
 class Scanned(NamedTuple):

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oncely.audit.datasets import committed
 from oncely.audit.kafka import SOURCE_HEADER
-from oncely.audit.records import committed
 from oncely.audit.sql import open_ledger
 from oncely.audit.sqlite import as_written
 from oncely.audit.stored.log import Topics
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import KafkaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.digest import kind_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 
 if TYPE_CHECKING:

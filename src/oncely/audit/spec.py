@@ -18,9 +18,9 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from oncely.clients.kafka import properties
-from oncely.clients.kafka.keys import SECRET
+from oncely.clients.kafka.properties import SECRET
 from oncely.config import urls
-from oncely.config.errors import shown
+from oncely.config.base import shown
 from oncely.config.fill import Filling
 from oncely.config.problems import explain, joined
 from oncely.config.secrecy import written

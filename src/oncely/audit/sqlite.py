@@ -9,16 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.audit.evidence import Cell, IntArray, Span, Tally
-from oncely.audit.holders import Holder, Keys, among
+from oncely.audit.evidence import Cell, Holder, IntArray, Keys, Span, Tally, among
 from oncely.audit.layout import adjacent
 from oncely.audit.scan import Scanned
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_ROWS, Tables, conditions
 from oncely.audit.tally import Tallies, added
 from oncely.core.digest import KINDS, Kind, Recipe, kind_of, row_digests
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 _Rows = tuple[IntArray, npt.NDArray[np.uint64] | None]
 _OFFSETS = 500_000  # whose rows are read at once

@@ -22,8 +22,7 @@ from oncely.audit.stored.sql_ledger import (
     LedgerTables,
 )
 from oncely.core.claim import SKIPPED
-from oncely.core.ranges import OffsetRange, stored_range
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, stored_range
 from oncely.errors import WrongInput
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"

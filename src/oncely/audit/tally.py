@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oncely.audit.evidence import Cell, IntArray, Tally
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import TopicPartition, grouped
 
 MODULUS = 1 << 64
 _STEP = 1 << 20  # offsets at once

@@ -29,8 +29,7 @@ from oncely.audit.stored.log import Topics
 from oncely.clients.kafka import topics as descriptions
 from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.records import timestamp_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing
 
 _UNIT = 1_000_000  # offsets that are read in one go, at most

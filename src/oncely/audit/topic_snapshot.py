@@ -24,8 +24,7 @@ from oncely.audit.stored.topic_ledger import (
     read_ledger,
 )
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, grouped
 from oncely.errors import SourceMismatch, Unavailable
 
 T = TypeVar("T")

@@ -37,8 +37,7 @@ from oncely.audit.ranges import stored_by_cell
 from oncely.audit.report import Finding, FindingKind, Report, Undecided
 from oncely.audit.tally import added, offset_digests
 from oncely.core.expected import ROWS, Changes
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped
 from oncely.errors import WrongInput
 
 _DIFFERING_AT_ONCE = 100  # cells

@@ -21,8 +21,7 @@ from oncely.config import (
     PipelineSettings,
     SqlSinkSettings,
 )
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,18 +18,6 @@ PROOFS: dict[Proof, str] = {
     "content": "Rows do not name their records. They are compared by their values.",
     "counts": "Only the numbers of rows and records are compared.",
 }
-_LONGEST = 500  # characters
-_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-
-
-def visible(text: str, longest: int = _LONGEST) -> str:
-    """A text of unknown origin, such as an id, on one line and in the order of its characters.
-
-    Control characters, marks that reverse the direction of the text, and lone surrogates become
-    escapes such as ``\\u202e``. A long text is cut.
-    """
-    cut = text if len(text) <= longest else f"{text[:longest]}…"
-    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _INVISIBLE else c for c in cut)
 
 
 def verdict_sentence(report: Report) -> str:

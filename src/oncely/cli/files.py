@@ -14,13 +14,12 @@ import msgspec
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
-from oncely.cli.tables import printable
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
-from oncely.files.reading import Allowed, rows
-from oncely.files.table import addresses, listing, table_of
+from oncely.files.table import Allowed, addresses, listing, rows, table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
+from oncely.reject_summary import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,7 +182,7 @@ def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | Non
 
 def _line(text: str) -> str:
     """The text on one line, without control characters."""
-    return screen.redact(printable(text, len(text)))
+    return screen.redact(printable(text))
 
 
 def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

@@ -18,8 +18,7 @@ from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import each
 from oncely.clients.kafka.sender import Delivered, Message, Plain
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.sources.kafka import KafkaSource, Watermarks
 

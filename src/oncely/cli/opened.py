@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import logs, screen
 from oncely.config import loads
-from oncely.config.values import parse_seconds
+from oncely.config.base import parse_seconds
 from oncely.errors import WrongInput
 from oncely.extras import require
 from oncely.pipeline import Pipeline

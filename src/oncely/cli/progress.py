@@ -19,7 +19,7 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.logs import FIELDS
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError
 from oncely.threads import Thread, repeat
 

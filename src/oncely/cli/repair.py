@@ -16,11 +16,10 @@ from oncely.cli import screen
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, show
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found, Impossible, Repaired
+from oncely.pipeline.repair import Found, Impossible, Repaired
 from oncely.sources.start import parse_moment
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")

@@ -22,8 +22,7 @@ from oncely.cli.together import Run, each, finished, refuse_failed, telling
 from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
-from oncely.pipeline.probes import Http, Probed, probed, probed_together
-from oncely.pipeline.running import logged, preflight
+from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
 from oncely.pipeline.standby import OnFenced
 from oncely.pipeline.working import group_of
 from oncely.runtimes.retries import Retries

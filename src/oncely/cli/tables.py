@@ -78,8 +78,3 @@ def duration(seconds: float | None) -> Text:
         if seconds >= 2 * size:
             return Text(f"{seconds / size:,.1f} {unit}")
     return Text(f"{seconds:,.1f} s" if seconds else "0 s")
-
-
-def printable(text: str, longest: int) -> str:
-    """The beginning of a text on one line, without control characters."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:longest])

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from oncely.audit.wording import visible
 from oncely.cli import screen
 from oncely.cli.web import opened_subjects
+from oncely.reject_summary import printable
 from oncely.web.model import Level, Overview, Subject, duration, overview
 from oncely.web.watch import Watched
 
@@ -83,9 +83,9 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
     style = _STYLES[level]
     return [
         Text(_MARKS[level], style=style),
-        Text(visible(subject.name)),
+        Text(printable(subject.name)),
         *(Text(number) for number in numbers),
-        Text(visible(sentence), style=style),
+        Text(printable(sentence), style=style),
     ]
 
 

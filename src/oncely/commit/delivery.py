@@ -17,7 +17,7 @@ from typing import Generic, Literal, TypeVar
 
 from oncely.core.batch import Batch, Chunk, CommitBudget
 from oncely.core.claim import NOT_COUNTED, Claim, Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 from oncely.ledgers.base import MovesPositions
 from oncely.phases import phase

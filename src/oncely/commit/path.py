@@ -31,8 +31,7 @@ from oncely.core.ledger import (
     decide,
     decide_parts,
 )
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import (
     Fenced,
     GivenUp,

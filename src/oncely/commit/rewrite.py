@@ -15,7 +15,7 @@ from oncely.commit.path import attempts
 from oncely.core.batch import Chunk
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.core.rewrite import (
     Produce,
     Rewrite,
@@ -26,7 +26,6 @@ from oncely.core.rewrite import (
     add_up,
     silent,
 )
-from oncely.core.topics import TopicPartition
 from oncely.errors import Stopped, WrongInput
 from oncely.sinks.base import RewritesRecords
 

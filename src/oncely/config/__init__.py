@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from oncely.config.arguments import checked
+from oncely.config.base import CommitInterval, RejectBudget
 from oncely.config.decode import (
     AvroDecode,
     AvroKey,
@@ -47,7 +48,6 @@ from oncely.config.secrecy import public, written
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
-from oncely.config.values import CommitInterval, RejectBudget
 from oncely.config.worker import WorkerSettings
 from oncely.errors import ConfigError
 from oncely.secrets import Secrets, scope

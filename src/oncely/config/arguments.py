@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from oncely.config.errors import shown
+from oncely.config.base import shown
 from oncely.errors import ConfigError
 
 P = ParamSpec("P")

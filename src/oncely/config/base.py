@@ -1,14 +1,26 @@
-"""The base of all sections: strict, frozen, no unknown keys, secrets hidden."""
+"""The base of all sections: strict, frozen, no unknown keys, secrets hidden;
+what a check says of a value; and the values of the pipeline file other than texts and numbers.
+
+A parser of values whose Python type does not tell how they are written is marked with a form, from
+which the JSON Schema and the reference of the file are generated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    InstanceOf,
+    PlainSerializer,
     PrivateAttr,
     SecretStr,
     SerializationInfo,
@@ -17,10 +29,140 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from oncely.config.errors import invalid, shown
-from oncely.config.written import PATH, written
-from oncely.secrets import Secrets
+from oncely.clients.sql.connection import TableName
+from oncely.secrets import Secrets, redact
+from oncely.sources.start import Moment, Start, parse_moment
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FILLED = r"\$\{"  # a text with ${NAME} may become anything
+
+
+class Form(NamedTuple):
+    """The form of a value.
+
+    Attributes:
+        type: its name in the reference.
+        schema: its JSON Schema.
+        shown: converts a default into the text of the file.
+    """
+
+    type: str
+    schema: Mapping[str, Any]
+    shown: Callable[[Any], object] = str
+
+
+def _text(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"{pattern}|{_FILLED}"}
+
+
+def _or_number(text: Mapping[str, Any], least: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "integer", "minimum": least}, text]}
+
+
+def _seconds(value: float) -> str:
+    for size, name in ((3600, "hour"), (60, "minute")):
+        if value >= size and value % size == 0:
+            count = int(value) // size
+            return f"{count} {name}{'s' * (count > 1)}"
+    return f"{value:g} second{'s' * (value != 1)}"
+
+
+_TIME = _text(r"^\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*$")
+
+TIME = Form("time", _TIME, _seconds)
+SIZE = Form(
+    "size",
+    _or_number(_text(r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgG][iI]?)?[bB]\s*$"), 0),
+    lambda value: f"{value >> 20} MiB",
+)
+SHARE = Form("share, or number of records", _or_number(_text(r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"), 0))
+INTERVAL = Form("number of records, or time", _or_number(_TIME, 1))
+RATE = Form("number of records in a time", _text(r"^\s*[0-9_,]+ (in|per) .+$"))
+START = Form(
+    "`earliest`, `latest`, or a time (ISO 8601)",
+    _text(r"^(earliest|latest)$|^[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+)
+TABLE = Form(
+    "table, or schema.table",
+    {"type": "string", "minLength": 1},
+    lambda value: ".".join(part for part in value if part),
+)
+PATH = Form("file name", {"type": "string", "minLength": 1})
+NAMES = Form(
+    "text, or list of texts",
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+)
+GROUP = Form("text, or false", {"anyOf": [{"type": "string"}, {"const": False}]})
+MASTER = Form("Spark's master URL", _text(r"^(local|(spark|k8s)://\S+$|yarn$)"))
+PROPERTIES = Form("table of properties", {"type": "object"})  # names with dots become tables
+
+_FORM = "__oncely_form__"
+
+
+def written(form: Form, limits: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Mark a parser with the form of the values that it reads, and with their limits in words."""
+    type_ = f"{form.type}, {limits}" if limits else form.type
+
+    def mark(parser: Callable[P, T]) -> Callable[P, T]:
+        setattr(parser, _FORM, form._replace(type=type_))
+        return parser
+
+    return mark
+
+
+def form_of(parser: object) -> Form | None:
+    """The form that a parser is marked with."""
+    form: Form | None = getattr(parser, _FORM, None)
+    return form
+
+
+KIND = "oncely"
+
+
+class Problem(NamedTuple):
+    """A problem at or below the key that is being checked.
+
+    Attributes:
+        below: the rest of the dotted key; empty for the key itself.
+        text: the value and the allowed values; never a secret.
+        way_out: the recommended action.
+    """
+
+    below: str
+    text: str
+    way_out: str = ""
+
+
+def invalid(text: str, way_out: str = "", *, below: str = "") -> PydanticCustomError:
+    """The error that a pydantic validator raises for one problem."""
+    return all_invalid([Problem(below, text, way_out)])
+
+
+def all_invalid(problems: Iterable[Problem]) -> PydanticCustomError:
+    """The error that a pydantic validator raises for several problems at once."""
+    found = tuple(problems)
+    text = "; ".join(problem.text for problem in found)
+    return PydanticCustomError(KIND, "{text}", {"text": text, "problems": found})
+
+
+def shown(value: object) -> str:
+    """A value as shown in a sentence: short, and with the plain name of its type."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            text = redact(value)  # before it is cut or quoted, which changes the text
+            return repr(text if len(text) <= 80 else text[:77] + "...")
+        case dict():
+            return "a table"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return str(value)
 
 
 class Section(BaseModel):
@@ -128,3 +270,235 @@ def _redacted(value: Any, secrets: Secrets) -> Any:
             return [_redacted(inner, secrets) for inner in value]
         case _:
             return value
+
+
+Rounding = Literal["refuse", "allow"]
+
+
+@dataclass(frozen=True)
+class RejectBudget:
+    """The number of records that may be rejected: a share of the records that were read, or a
+    number.
+
+    Attributes:
+        share: between 0 and 1; exact, because 29 of 100 is within 29%.
+        count: a number of records.
+    """
+
+    share: Fraction | None = None
+    count: int | None = None
+
+    def __str__(self) -> str:
+        return f"{float(self.share * 100):g}%" if self.share is not None else str(self.count)
+
+    @property
+    def unlimited(self) -> bool:
+        """True for 100%."""
+        return self.share is not None and self.share >= 1
+
+    def allowed(self, records: int) -> int:
+        """The number of rejects among ``records`` records that is still within the budget."""
+        if self.share is None:
+            return self.count or 0
+        return records * self.share.numerator // self.share.denominator
+
+
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%")
+
+
+@written(SHARE)
+def parse_budget(value: object) -> RejectBudget:
+    """Parse ``"1%"`` or ``100``. Raises a problem for any other value."""
+    if isinstance(value, RejectBudget):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return RejectBudget(count=value)
+    match = _SHARE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or Fraction(match[1]) > 100:
+        raise invalid(
+            f"found {shown(value)}; allowed: a share from 0% to 100%, or a number of records",
+            'write "1%", "0.5%" or 100; "100%" never stops the pipeline',
+        )
+    return RejectBudget(share=Fraction(match[1]) / 100)
+
+
+def filled(way_out: str) -> Callable[[str], str]:
+    """A check that a text is not blank."""
+
+    def check(value: str) -> str:
+        if not value.strip():
+            raise invalid("is empty", way_out)
+        return value
+
+    return check
+
+
+Budget = Annotated[
+    InstanceOf[RejectBudget],
+    BeforeValidator(parse_budget),
+    PlainSerializer(str, when_used="json"),
+]
+
+
+_WORDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+_UNITS = {
+    **_WORDS,
+    **{f"{word}s": seconds for word, seconds in _WORDS.items()},
+    **{"ms": 0.001, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0},
+}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
+
+
+@written(TIME)
+def parse_seconds(value: object) -> float:
+    """Parse ``"1 second"``, ``"500 ms"``, ``"2 minutes"`` as seconds."""
+    match = _DURATION.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = _UNITS.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise invalid(
+            f"found {shown(value)}; allowed: a number with ms, seconds, minutes or hours",
+            'write "1 second", "500 ms" or "2 minutes"',
+        )
+    return float(match[1]) * unit
+
+
+_SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmg]?i?b)")
+_BYTES = {"b": 1, **{f"{unit}b": 1000**n for n, unit in enumerate("kmg", 1)},
+          **{f"{unit}ib": 1024**n for n, unit in enumerate("kmg", 1)}}  # fmt: skip
+
+
+@written(SIZE)
+def parse_size(value: object) -> int:
+    """Parse ``"64 MiB"``, ``"100 MB"`` or a number as bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    unit = _BYTES.get(match[2]) if match else None
+    if match is None or unit is None:
+        raise invalid(
+            f"found {shown(value)}; allowed: a number with KiB, MiB, GiB, KB, MB or GB",
+            'write "64 MiB"',
+        )
+    return int(Fraction(match[1]) * unit)
+
+
+N = TypeVar("N", int, float)
+
+
+def between(
+    parse: Callable[[object], N], least: float, most: float, limits: str, way_out: str
+) -> Callable[[object], N]:
+    """A parser that refuses what is outside of limits.
+
+    Args:
+        parse: :func:`parse_seconds` or :func:`parse_size`.
+        least, most: the limits, which are allowed themselves.
+        limits: the same in words.
+        way_out: of the error.
+    """
+
+    def parser(value: object) -> N:
+        found = parse(value)
+        if not least <= found <= most:
+            raise invalid(f"found {shown(value)}; allowed: {limits}", way_out)
+        return found
+
+    form = form_of(parse)
+    return written(form, limits)(parser) if form else parser
+
+
+@dataclass(frozen=True)
+class CommitInterval:
+    """The greatest distance between records and positions, or the size of one transaction.
+
+    Attributes:
+        records: maximum number of offsets.
+        seconds: maximum number of seconds.
+    """
+
+    records: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.records is not None:
+            return f"{self.records:,} records"
+        return f"{self.seconds:g} seconds"
+
+
+@written(INTERVAL)
+def parse_interval(value: object) -> CommitInterval:
+    """Parse ``10_000`` (records) or ``"5 seconds"``. Raises a problem for any other value."""
+    if isinstance(value, CommitInterval):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return CommitInterval(records=value)
+    if isinstance(value, str) and (seconds := parse_seconds(value)) > 0:
+        return CommitInterval(seconds=seconds)
+    raise invalid(
+        f"found {shown(value)}; allowed: a number of records, or a time",
+        'write 10_000 or "5 seconds"',
+    )
+
+
+@written(START)
+def parse_start(value: object) -> Start:
+    """Parse ``earliest``, ``latest`` or a time."""
+    if isinstance(value, Moment):
+        return value
+    words: tuple[Literal["earliest", "latest"], ...] = ("earliest", "latest")
+    for word in words:
+        if value == word:
+            return word
+    try:
+        if isinstance(value, str | date):
+            return parse_moment(value)
+    except ValueError:
+        pass
+    raise invalid(
+        f"found {shown(value)}; allowed: earliest, latest, or an ISO 8601 time",
+        'write "earliest", or a time like "2024-05-31T18:00:00Z" (UTC without an offset)',
+    )
+
+
+_PART = r'"(?:[^"]|"")+"|[A-Za-z_\u0080-\uffff][\w$]*'
+_TABLE = re.compile(rf"\s*(?:({_PART})\s*\.\s*)?({_PART})\s*")
+
+
+@written(TABLE)
+def parse_table(value: object) -> TableName:
+    """Parse ``table`` or ``schema.table`` as SQL does: a name in double quotes may be any text."""
+    if isinstance(value, TableName):
+        return value
+    match = _TABLE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or "\0" in match[0]:
+        raise invalid(
+            f"found {shown(value)}; allowed: a table, or schema.table",
+            """quote a name with other characters: 'public."my table"'""",
+        )
+    schema, name = (_unquoted(part) if part else None for part in match.groups())
+    return TableName(schema, name or "")
+
+
+def folded(value: object) -> list[str]:
+    """The unquoted names of a table with capitals, which PostgreSQL folds to lower case."""
+    match = _TABLE.fullmatch(value) if isinstance(value, str) else None
+    parts = [part for part in match.groups() if part] if match else []
+    return [part for part in parts if not part.startswith('"') and part != part.lower()]
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+def quoted(table: TableName) -> str:
+    """A table in the form that :func:`parse_table` reads."""
+    parts = [part for part in table if part]
+    plain = re.compile(r"[a-z_][a-z0-9_$]*")
+    return ".".join(p if plain.fullmatch(p) else '"' + p.replace('"', '""') + '"' for p in parts)
+
+
+Table = Annotated[
+    InstanceOf[TableName],
+    BeforeValidator(parse_table),
+    PlainSerializer(quoted, when_used="json"),
+]

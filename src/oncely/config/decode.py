@@ -16,9 +16,16 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.base import Section, as_tuple, file_name, plain_table
-from oncely.config.errors import invalid, shown
-from oncely.config.written import PROPERTIES, written
+from oncely.config.base import (
+    PROPERTIES,
+    Section,
+    as_tuple,
+    file_name,
+    invalid,
+    plain_table,
+    shown,
+    written,
+)
 from oncely.decode.metadata import TYPES, Part
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import is_json, parse_schema

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
-from oncely.config.base import as_tuple
-from oncely.config.errors import Problem, all_invalid
+from oncely.config.base import Problem, all_invalid, as_tuple
 from oncely.config.files_sink import RootSettings, partition_columns
 from oncely.config.sink import upsert_problems
 from oncely.lake.partitions import parse_partition_by

@@ -15,11 +15,21 @@ from pydantic import (
 )
 
 from oncely.clients.files.store import S3Options, Store
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_invalid, invalid
+from oncely.config.base import (
+    Budget,
+    Problem,
+    Rounding,
+    Section,
+    all_invalid,
+    as_tuple,
+    between,
+    invalid,
+    parse_budget,
+    parse_seconds,
+    parse_size,
+)
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
-from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds, parse_size
 from oncely.errors import ConfigError
 from oncely.lake.partitions import parse_partition_by
 

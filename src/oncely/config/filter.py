@@ -8,10 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, InstanceOf, PlainSerializer
 
-from oncely.config.base import Section
-from oncely.config.errors import invalid, shown
-from oncely.config.values import filled, parse_seconds
-from oncely.config.written import RATE, TIME, written
+from oncely.config.base import RATE, TIME, Section, filled, invalid, parse_seconds, shown, written
 
 _RATE = re.compile(r"([\d_,]+) (?:in|per) (.+)")
 

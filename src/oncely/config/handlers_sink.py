@@ -14,10 +14,19 @@ from pydantic import (
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import invalid, shown
-from oncely.config.values import Budget, Rounding, filled, parse_budget, parse_seconds
-from oncely.config.written import TIME, written
+from oncely.config.base import (
+    TIME,
+    Budget,
+    Rounding,
+    Section,
+    as_tuple,
+    filled,
+    invalid,
+    parse_budget,
+    parse_seconds,
+    shown,
+    written,
+)
 from oncely.ledgers.sql.tables import POSITIONS
 
 LONGEST_CALL = 240.0

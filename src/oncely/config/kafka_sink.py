@@ -12,12 +12,21 @@ from pydantic import (
 )
 
 from oncely.clients.kafka.producer_settings import checked
-from oncely.config.base import Section, plain_table
+from oncely.config.base import (
+    PROPERTIES,
+    Budget,
+    Problem,
+    Rounding,
+    Section,
+    all_invalid,
+    between,
+    parse_budget,
+    parse_seconds,
+    plain_table,
+    written,
+)
 from oncely.config.decode import FileName
-from oncely.config.errors import Problem, all_invalid
 from oncely.config.source import broker_list, topic_name
-from oncely.config.values import Budget, Rounding, between, parse_budget, parse_seconds
-from oncely.config.written import PROPERTIES, written
 from oncely.errors import ConfigError
 
 

@@ -17,9 +17,7 @@ from pydantic import (
 
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
-from oncely.config.base import Section, file_name
-from oncely.config.errors import invalid, shown
-from oncely.config.values import Table, filled, quoted
+from oncely.config.base import Section, Table, file_name, filled, invalid, quoted, shown
 from oncely.ledgers.stores.sql import DEFAULT_TABLE
 
 _HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")

@@ -17,10 +17,17 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.config.base import Section
+from oncely.config.base import (
+    CommitInterval,
+    Problem,
+    Section,
+    all_invalid,
+    invalid,
+    parse_interval,
+    shown,
+)
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
 from oncely.config.delta_sink import DeltaSinkSettings
-from oncely.config.errors import Problem, all_invalid, invalid, shown
 from oncely.config.files_sink import FilesSinkSettings, RootSettings
 from oncely.config.filter import FilterSettings
 from oncely.config.handlers_sink import HandlersSinkSettings
@@ -35,7 +42,6 @@ from oncely.config.offsets import (
 from oncely.config.sink import SqlSinkSettings
 from oncely.config.source import LONGEST_TOPIC, SourceSettings
 from oncely.config.spark import SparkSettings
-from oncely.config.values import CommitInterval, parse_interval
 from oncely.config.worker import WorkerSettings
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

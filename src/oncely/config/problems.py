@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from oncely.config.base import Section
-from oncely.config.errors import KIND, shown
+from oncely.config.base import KIND, Section, shown
 from oncely.config.examples import EXAMPLES
 from oncely.config.tables import keys, tables
 from oncely.errors import ConfigError

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from oncely.clients.kafka.keys import ACCEPTED, SECRET
-from oncely.clients.kafka.properties import secret_values
+from oncely.clients.kafka.properties import ACCEPTED, SECRET, secret_values
 from oncely.config import urls
 from oncely.config.problems import is_secret_field, known_keys
 from oncely.config.spark import is_secret

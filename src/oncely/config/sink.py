@@ -9,16 +9,20 @@ from pydantic import BeforeValidator, SecretStr, model_validator
 
 from oncely.clients.sql.connection import LONGEST_NAME, TableName
 from oncely.config import urls
-from oncely.config.base import Section, as_tuple
-from oncely.config.errors import Problem, all_invalid, invalid, shown
-from oncely.config.values import (
+from oncely.config.base import (
     Budget,
+    Problem,
     Rounding,
+    Section,
     Table,
+    all_invalid,
+    as_tuple,
     folded,
+    invalid,
     parse_budget,
     parse_seconds,
     quoted,
+    shown,
 )
 from oncely.ledgers.sql.tables import TABLES
 

@@ -8,11 +8,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
 
 from oncely.clients.kafka import properties
-from oncely.clients.kafka.keys import SECRET
-from oncely.config.base import Section, as_tuple, plain_table, revealed
-from oncely.config.errors import Problem, all_invalid, invalid, shown
-from oncely.config.values import parse_start
-from oncely.config.written import GROUP, NAMES, PROPERTIES, written
+from oncely.clients.kafka.properties import SECRET
+from oncely.config.base import (
+    GROUP,
+    NAMES,
+    PROPERTIES,
+    Problem,
+    Section,
+    all_invalid,
+    as_tuple,
+    invalid,
+    parse_start,
+    plain_table,
+    revealed,
+    shown,
+    written,
+)
 from oncely.sources.start import Moment
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")

@@ -8,10 +8,19 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from oncely.config.base import Section, plain_table, revealed
-from oncely.config.errors import Problem, all_invalid, invalid, shown
-from oncely.config.values import parse_seconds
-from oncely.config.written import MASTER, PROPERTIES, written
+from oncely.config.base import (
+    MASTER,
+    PROPERTIES,
+    Problem,
+    Section,
+    all_invalid,
+    invalid,
+    parse_seconds,
+    plain_table,
+    revealed,
+    shown,
+    written,
+)
 
 _LOCAL = re.compile(r"local(\[\s*(\d+|\*)\s*(,\s*\d+\s*)?\])?")
 _CLUSTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\d+,\d+,\d+\]")

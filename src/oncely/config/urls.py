@@ -6,7 +6,7 @@ import re
 from typing import Literal
 from urllib.parse import unquote
 
-from oncely.config.errors import invalid, shown
+from oncely.config.base import invalid, shown
 from oncely.secrets import MASK
 
 # A password may contain an unescaped @, / or ?: then everything up to the last @ is treated as the

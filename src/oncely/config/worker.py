@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from oncely.config.base import Section
-from oncely.config.values import between, filled, parse_seconds, parse_size
+from oncely.config.base import Section, between, filled, parse_seconds, parse_size
 
 _named = filled("name it, or remove it")
 LONGEST_SESSION = 300.0

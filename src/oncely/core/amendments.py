@@ -9,8 +9,7 @@ import numpy as np
 from oncely.core.batch import Chunk, IntArray
 from oncely.core.claim import UNKNOWN, Amendment, Counts
 from oncely.core.digest import Digests, digest_sums
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 Containing = Callable[[TopicPartition, Sequence[int]], Mapping[int, OffsetRange]]
 """Returns the committed range of each offset; offsets of none are left out."""

@@ -14,8 +14,7 @@ import pyarrow as pa
 from oncely.core.budget import RAISE_BUDGET
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.digest import Digests, digest_sums
-from oncely.core.ranges import OffsetRange, halved, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition, halved, normalize
 from oncely.errors import OncelyError, TooManyRejects, Unavailable
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked, printable
 

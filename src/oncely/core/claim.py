@@ -8,8 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from oncely.core.budget import NOTHING_COUNTED, RejectCount
 from oncely.core.ledger import Entry, advance
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, check
 
 RangeKind = Literal["data", "hole", "gap", "joined", "ahead", "skipped"]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oncely.core.claim import RangeKind
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.core.rewrite import RewriteKind
-from oncely.core.topics import Position, TopicPartition
 
 
 @dataclass(frozen=True)

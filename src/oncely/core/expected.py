@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.core.batch import Rejection
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 ROWS, REJECT, FILTERED = range(3)
 """The outcomes of a record."""

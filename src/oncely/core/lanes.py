@@ -15,8 +15,7 @@ from zlib import crc32
 import numpy as np
 
 from oncely.core.batch import Chunk, IntArray
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import check
 
 Parts = Mapping[TopicPartition, tuple[OffsetRange, ...]]

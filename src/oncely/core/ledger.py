@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import Position
+from oncely.core.ranges import OffsetRange, Position, normalize
 from oncely.errors import check
 
 

@@ -9,8 +9,7 @@ from typing import Literal, NamedTuple
 from oncely.core.batch import Chunk
 from oncely.core.claim import Counts
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import check
 
 RewriteKind = Literal["repair", "backfill"]

@@ -24,8 +24,7 @@ from oncely.decode.avro_read import (
 )
 from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
 from oncely.decode.base import Decoded, InvalidRecord
-from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Columns, Leaf, Piece, Positions, fit
+from oncely.decode.columns import BytesDecoder, Columns, Leaf, Piece, Positions, fit, read_each
 from oncely.decode.native import read
 from oncely.decode.registry import Newest, Registry, UnknownSchema
 from oncely.decode.times import checked

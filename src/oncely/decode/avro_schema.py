@@ -73,7 +73,7 @@ class Definition(NamedTuple):
 
 BEYOND_DOUBLE = "oncely.beyond_double"
 """An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
-numbers beyond 2^53 (see :data:`oncely.decode.schema_tree.LARGE`)."""
+numbers beyond 2^53 (see :data:`oncely.decode.merging.LARGE`)."""
 LARGE_FIELD = {BEYOND_DOUBLE: "true"}
 """The metadata of such an Arrow field."""
 

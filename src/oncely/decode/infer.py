@@ -13,11 +13,9 @@ import pyarrow as pa
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
-from oncely.decode.collector import Slice, shortened, slices
-from oncely.decode.columns import Positions, from_dicts
-from oncely.decode.merging import CAPS, Caps, Grown, grow, widen
+from oncely.decode.columns import Positions, Slice, from_dicts, shortened, slices
+from oncely.decode.merging import CAPS, NOTHING, Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, Plan, Plans
-from oncely.decode.schema_tree import NOTHING
 from oncely.decode.scopes import Scope, ScopeReader
 from oncely.garbage import no_gc
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from oncely.core.batch import Rejection
 from oncely.core.isolate import OF_VALUES, isolated, unexpected
 from oncely.decode.base import Decoded, Decoder
-from oncely.decode.collector import as_arrow
+from oncely.decode.columns import as_arrow
 from oncely.errors import InvariantViolation, OncelyError
 from oncely.garbage import no_gc
 

@@ -8,8 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 import pyarrow as pa
 
-from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Piece, from_dicts
+from oncely.decode.columns import BytesDecoder, Piece, from_dicts, read_each
 from oncely.decode.native import NativeJson
 from oncely.decode.reference import Rules, read_record
 from oncely.decode.typed import TypedJson

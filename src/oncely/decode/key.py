@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
-from oncely.decode.collector import BytesDecoder, read_each
-from oncely.decode.columns import Piece, Positions, from_dicts
+from oncely.decode.columns import BytesDecoder, Piece, Positions, from_dicts, read_each
 from oncely.decode.reference import Rules, parse_object, parse_value, read_value, scalar, utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError

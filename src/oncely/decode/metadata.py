@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
-from oncely.decode.collector import shortened
+from oncely.decode.columns import shortened
 from oncely.decode.reference import utf8
 from oncely.errors import ConfigError
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from oncely.decode.columns import Piece, Positions
+from oncely.decode.merging import ListOf, Struct, Tree, schema_of, tree_of
 from oncely.decode.schema import SchemaKey, same_schema
-from oncely.decode.schema_tree import ListOf, Struct, Tree, schema_of, tree_of
 from oncely.decode.typed import Path, TypedJson, matchable
 
 CELLS = 4_000_000

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import InvalidRecord
-from oncely.decode.collector import read_each
-from oncely.decode.columns import Positions
+from oncely.decode.columns import Positions, read_each
 from oncely.decode.reference import Number, Whole, parse_object, show
 
 Scope = tuple[str | None, ...]

@@ -20,8 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.avro_names import is_large
-from oncely.decode.collector import read_each
-from oncely.decode.columns import Columns, Leaf, Misfits, Piece, Positions, Values, fit
+from oncely.decode.columns import Columns, Leaf, Misfits, Piece, Positions, Values, fit, read_each
 from oncely.decode.reference import DEEPEST, EXACT, from_base64, json_text, nesting, parse_json
 from oncely.decode.schema import is_json
 from oncely.decode.times import bad_timestamps, dates, timestamps

@@ -1,6 +1,6 @@
 """Merging of small files of a directory, by a separate transaction of the manifest.
 
-How files are replaced in one transaction: :mod:`oncely.lake.replacing`. Outputs whose inputs are
+How files are replaced in one transaction: :mod:`oncely.lake.manifest`. Outputs whose inputs are
 not all named any more are dropped: another transaction was faster. They cannot be published any
 more, since the instance that could was fenced: they are deleted. If the answer of a commit is lost,
 the manifest decides: if outputs are named, they were all published by that transaction; if none is,
@@ -9,17 +9,20 @@ readers may use them.
 
 A killed compaction leaves unlisted outputs, for ``vacuum``. The inputs are kept for readers that
 have read the manifest before, and for ``vacuum``, too.
+
+:func:`bins` chooses small files to be merged: a pure decision, nothing is read or written.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -27,20 +30,96 @@ from oncely.clients.kafka.topics import largest_batch
 from oncely.clients.kafka.transaction import Message
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
-from oncely.files.plan import Bin, bins, in_order, union
-from oncely.files.reading import Named, rows_of
-from oncely.files.table import Table, instant
+from oncely.files.overlaps import Resets, era
+from oncely.files.table import Named, Table, instant, rows_of
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.manifest import Contents, Manifest
+from oncely.lake.manifest import Contents, Manifest, Replacing
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.paths import FileNames, is_mixed
-from oncely.lake.records import ManifestFile, encode, path_key
-from oncely.lake.replacing import Replacing
+from oncely.lake.partitions import FileNames, is_mixed, is_replayed
+from oncely.lake.records import ManifestFile, SourceRange, encode, path_key
 from oncely.ledgers.topic.cluster import Cluster
+
+Bin: TypeAlias = "list[str]"
+"""The paths of two or more files in the order of their rows, to be written as one."""
+
+_FRAME = 1_000  # bytes of a batch and a record around key and value
+_NUMBERS = 60  # bytes of a range in JSON, without its topic
+
+
+def bins(
+    files: Mapping[str, ManifestFile], resets: Resets, *, target: int, largest: int
+) -> Iterator[Bin]:
+    """Files of a directory that together have at most about ``target`` bytes.
+
+    A file of half the target or more is not merged: otherwise every compaction would write it
+    again. Files are merged if they have the same directory, scope and pipeline, and no reset is
+    between them: records that were read twice on purpose are not merged into one file. Replayed
+    dead letters, and rows that a transform has mixed, are merged only with each other, so that
+    ranges keep their meaning.
+
+    Args:
+        files: the files of the table.
+        resets: the resets in the ledger.
+        target: the target size of a file, in bytes.
+        largest: the limit of a manifest message, in bytes: it contains all paths of a bin.
+    """
+    # Entries of files take 1.8 kB each: only their sort keys are kept for all at a time.
+    groups: dict[tuple[object, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    for file in files.values():
+        if file.bytes * 2 < target:
+            folder = file.path.rpartition("/")[0]
+            kind = (is_mixed(file), is_replayed(file))
+            key = (folder, file.scope, file.pipeline, era(file.epoch, resets), kind)
+            groups[key].append(in_order(file))
+    for group in groups.values():
+        yield from _packed((files[path] for *_, path in sorted(group)), target, largest)
+
+
+def in_order(file: ManifestFile) -> tuple[int, int, str]:
+    """Batches in order, and within a batch names in the order of offsets."""
+    return file.epoch, file.batch, file.path
+
+
+def union(files: Iterable[ManifestFile]) -> list[SourceRange]:
+    """The ranges of all files; touching or overlapping ranges are joined."""
+    found: dict[TopicPartition, list[OffsetRange]] = defaultdict(list)
+    for file in files:
+        for one in file.ranges:
+            found[TopicPartition(one.topic, one.partition)].append(OffsetRange(one.start, one.end))
+    return [
+        SourceRange(*tp, one.start, one.end)
+        for tp, own in sorted(found.items())
+        for one in normalize(own)
+    ]
+
+
+def _packed(files: Iterable[ManifestFile], target: int, largest: int) -> Iterator[Bin]:
+    packed: Bin = []
+    size = length = 0
+    for file in files:
+        entry = len(encode(file))
+        if packed and (size + file.bytes > target or length + _more(file) > largest - _FRAME):
+            if len(packed) > 1:
+                yield packed
+            packed = []
+        if not packed:
+            size, length = 0, entry
+        packed.append(file.path)
+        size, length = size + file.bytes, length + _more(file)
+    if len(packed) > 1:
+        yield packed
+
+
+def _more(file: ManifestFile) -> int:
+    """The bytes that a file adds to the message of the file that replaces it."""
+    ranges = sum(len(one.topic) + _NUMBERS for one in file.ranges)
+    return len(file.path) + len('"",') + ranges
+
 
 _FETCHES = 8
 _TOGETHER = 200  # outputs in one transaction

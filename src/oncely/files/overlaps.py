@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from oncely.core.topics import Position, TopicPartition
-from oncely.lake.paths import is_mixed, is_replayed
+from oncely.core.ranges import Position, TopicPartition
+from oncely.lake.partitions import is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]

@@ -26,8 +26,7 @@ from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
-from oncely.files.reading import Named, own_rows
-from oncely.files.table import Table, destination_of, table_of
+from oncely.files.table import Named, Table, destination_of, own_rows, table_of
 from oncely.lake.conform import held_schema
 from oncely.lake.manifest import Contents
 from oncely.lake.records import Scope

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from oncely.clients.files.store import Store
-from oncely.files.reading import Allowed, Named, read_as
 from oncely.files.schemas import wanted_schema
-from oncely.files.table import Table, table_of
+from oncely.files.table import Allowed, Named, Table, read_as, table_of
 from oncely.lake.records import ManifestFile
 
 if TYPE_CHECKING:

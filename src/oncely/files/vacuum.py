@@ -38,7 +38,7 @@ from oncely.files.table import Table
 from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, limits_of, valid_leases
 from oncely.lake.manifest import Contents
-from oncely.lake.paths import is_file
+from oncely.lake.partitions import is_file
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may return whole seconds, and the coordinator

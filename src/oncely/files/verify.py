@@ -21,14 +21,11 @@ from oncely.clients.files.store import NoSuchFile, Store
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
-from oncely.files.reading import decoded
 from oncely.files.schemas import resolved
-from oncely.files.table import Table, instant
+from oncely.files.table import Table, decoded, instant
 from oncely.lake.conform import held_schema
-from oncely.lake.event_time import NO_TIME
 from oncely.lake.manifest import Contents
-from oncely.lake.partitions import PartitionColumn, split
-from oncely.lake.paths import directory, is_file
+from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.lake.records import ManifestFile
 
 _THREADS = 4

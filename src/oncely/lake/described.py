@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oncely.lake.event_time import NO_TIME
 from oncely.lake.gathered import Gathered, Ints
+from oncely.lake.partitions import NO_TIME
 from oncely.lake.records import SourceRange
 
 _NEVER = np.iinfo(np.int64).max

@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from oncely.decode.infer import InferringJson
 from oncely.decode.merging import CAPS
-from oncely.lake.event_time import EventTime
-from oncely.lake.partitions import PartitionColumn
+from oncely.lake.partitions import EventTime, PartitionColumn
 from oncely.lake.records import Format
 
 VALUE = "value"

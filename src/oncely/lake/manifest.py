@@ -13,36 +13,162 @@ once more without them at the end: Kafka's compaction then keeps each file under
 Schemas are read after the manifest. A transaction's marker reaches one topic before the other: a
 file may be visible whose schema is not, although it is in the schema topic already. When a file
 refers to an unknown schema, that topic is read again, settled, which waits for the marker.
+
+Named files are replaced by others in one transaction of the manifest: compactions and rewrites.
+
+New files are written first, under new unique names. Then one Kafka transaction names them, and
+takes the old names out. All such transactions of a pipeline share one transactional id, and each
+has a producer instance of its own; its order is the compare-and-set, as everywhere:
+
+1. ``init_transactions``: an earlier transaction ends, and its process is fenced.
+2. The manifest is read, settled, and compared. Only transactions of this id remove files (a run
+   only adds some), and only this instance can commit one now. So a file that is named here is named
+   until our commit, or we are fenced and commit nothing.
+3. Begin, send, and wait until the broker has the messages: from here on the coordinator's clock
+   runs, and the transaction ends within its timeout. Only then the age of the new files is checked.
+   A process that is paused before has the age refused; for a process that is paused after it, the
+   broker aborts. ``vacuum`` cannot intervene between them: see there.
+4. Commit.
+
+A manifest topic belongs to a pipeline and a root. The root names its manifest
+(:mod:`oncely.lake.root_marker`); this is the inverse. Two roots with one manifest break both
+tables: each reads the other's entries, whose files it does not have.
+
+A run that opens a manifest topic without an owner writes its record there. Each pipeline has a key
+of its own, and the first record in the log is valid: two runs that write at the same moment both
+see the same first record, and the other run removes its own.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import confluent_kafka as ck
+import msgspec
 
+from oncely.clients.files.root import shown_url
+from oncely.clients.files.store import Store
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin
 from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.topics import configured, identified
-from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch
+from oncely.clients.kafka.topics import configured, identified, largest_batch
+from oncely.clients.kafka.transaction import Message, Transaction
+from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch, Stopped
 from oncely.lake import snapshot
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
     Scope,
     ScopeSchema,
+    encode,
+    owner_key,
+    path_key,
     read_manifest,
     read_owner,
     read_schema,
     schema_key,
 )
 from oncely.lake.snapshot import FIELDS, LiveFiles
-from oncely.ledgers.topic.cluster import READER, PipelineTopics
+from oncely.ledgers.topic.cluster import READER, Cluster, PipelineTopics
+from oncely.ledgers.topic.compare_and_set import compare_and_set
+
+_OWN_ONES = "give every pipeline a manifest topic, a schema topic and a root of its own"
+
+
+@dataclass(frozen=True)
+class ManifestClaim:
+    """A manifest topic, claimed for a pipeline and its root.
+
+    Attributes:
+        cluster: the open clients.
+        manifest: reads the topic.
+        url: the URL of the root.
+    """
+
+    cluster: Cluster
+    manifest: Manifest
+    url: str
+
+    @property
+    def wanted(self) -> ManifestOwner:
+        """The record of this pipeline and root."""
+        return ManifestOwner(self.cluster.pipeline_topics.pipeline, shown_url(self.url))
+
+    def check(self, *, moved: bool = False) -> None:
+        """Refuse a topic that belongs to another pipeline or root; writes nothing.
+
+        Args:
+            moved: the user states that the root has moved (a reset): only the pipeline is compared.
+
+        Raises:
+            ConfigError: it does; the error names the owner.
+            OlderFormat: it has entries, and no owner.
+        """
+        if self.manifest.first_owner() != self.wanted:
+            self._compare(self.manifest.look(), moved=moved)
+
+    def take(self, *, moved: bool = False) -> None:
+        """Write the record if there is none, and check that it is the valid one.
+
+        Raises:
+            ConfigError: the topic belongs to another pipeline or root.
+            OlderFormat: it has entries, and no owner.
+            Unavailable: no answer.
+        """
+        if self.manifest.first_owner() == self.wanted:
+            return
+        contents = self.manifest.settled()
+        self._compare(contents, moved=moved)
+        if contents.owner != self.wanted:
+            self._write(contents.owners)
+            self._look_again()
+
+    def _compare(self, contents: Contents, *, moved: bool) -> None:
+        owner, wanted = contents.owner, self.wanted
+        if owner is None:
+            return
+        if owner == wanted or (moved and owner.pipeline == wanted.pipeline):
+            return
+        topic = self.manifest.manifest_topic
+        if owner.pipeline != wanted.pipeline:
+            raise ConfigError(
+                "sink.manifest_topic",
+                f"{topic!r} belongs to pipeline {owner.pipeline!r} with the root {owner.root}:"
+                " readers of each would find entries of files that they don't have",
+                way_out=_OWN_ONES,
+            )
+        raise ConfigError(
+            "sink.url",
+            f"it is {wanted.root}, and the manifest topic {topic!r} names files below {owner.root}",
+            way_out="restore sink.url. If all files were moved to the new root, `oncely "
+            "offsets reset FILE --shift-by 0 --execute` confirms it",
+        )
+
+    def _write(self, owners: Iterable[ManifestOwner]) -> None:
+        """Write the record, and remove those of runs that came second and died."""
+        gone = [Message(None, owner_key(one.pipeline)) for one in owners]
+        self._send([*gone, Message(encode(self.wanted), owner_key(self.wanted.pipeline))])
+
+    def _look_again(self) -> None:
+        """Read again: another run may have claimed the topic at the same moment, and be first."""
+        contents = self.manifest.settled()
+        if contents.owner not in (None, self.wanted):
+            self._send([Message(None, owner_key(self.wanted.pipeline))])
+            self._compare(contents, moved=False)
+
+    def _send(self, messages: list[Message]) -> None:
+        topic = self.manifest.manifest_topic
+        sizes = largest_batch(self.cluster.admin, [topic])
+        with self.cluster.plain(sizes.values()) as writer:
+            writer.send(topic, messages)
+            writer.finish()
+
 
 _WORTH_KEEPING = 20_000  # number of messages after which a command keeps a snapshot
 
@@ -344,3 +470,91 @@ class Manifest:
                 **{**READER, "group.id": topics.group},
             )
         return self._consumer
+
+
+_FRAME = 1_000  # bytes of a batch and a record around key and value
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """Replaces named files of one pipeline.
+
+    Attributes:
+        cluster: open clients.
+        manifest: reads the manifest, and names its topic.
+        store: the root of the files.
+        max_staging_age: seconds after which new files are too old to be named.
+        largest: ``max.message.bytes`` of the manifest topic.
+    """
+
+    cluster: Cluster
+    manifest: Manifest
+    store: Store
+    max_staging_age: float
+    largest: int
+
+    @contextmanager
+    def compared(self, sizes: Collection[int] = ()) -> Iterator[tuple[Transaction, Contents]]:
+        """An initialised transaction, and the files that are named until its commit.
+
+        Args:
+            sizes: ``max.message.bytes`` of other topics of the transaction.
+        """
+        identity = f"oncely/{self.cluster.pipeline_topics.pipeline}//compact"
+        with compare_and_set(
+            self.cluster, identity, self.manifest.settled, [self.largest, *sizes]
+        ) as found:
+            yield found
+
+    def commit(
+        self,
+        transaction: Transaction,
+        messages: Mapping[str, Sequence[Message]],
+        since: datetime,
+    ) -> None:
+        """Send messages by topic, and commit.
+
+        Args:
+            since: the store's time before the first new file was written.
+
+        Raises:
+            Stopped: the new files are too old; nothing was published.
+        """
+        transaction.begin()
+        for topic, own in messages.items():
+            transaction.send(topic, own)
+        transaction.flush(self.cluster.pipeline_topics.timeout)
+        age = self.store.now() - since
+        if age > timedelta(seconds=self.max_staging_age):
+            raise Stopped(
+                f"writing took {age}, longer than sink.max_staging_age: a vacuum may have "
+                "removed the files, so nothing is published",
+                way_out="run it again; or raise sink.max_staging_age",
+            )
+        transaction.commit()
+
+    def together(self, made: Sequence[ManifestFile], gone: Sequence[str]) -> list[Message]:
+        """Messages by which some files replace others at once.
+
+        A reader may see only the first of them: it contains all. The others repeat it, each file
+        under its own key, so that Kafka's compaction keeps exactly the files that are named.
+
+        Raises:
+            Stopped: the first message would be too large.
+        """
+        dead = [Message(None, path_key(path)) for path in gone]
+        if not made:
+            return dead
+        first, *rest = made
+        first = msgspec.structs.replace(first, replaces=list(gone))
+        whole = msgspec.structs.replace(first, along=rest)
+        if len(encode(whole)) > self.largest - _FRAME:
+            raise Stopped(
+                f"{len(made):,} files would replace {len(gone):,} at once, and the message that"
+                f" names them exceeds max.message.bytes of {self.manifest.manifest_topic!r}"
+                f" ({self.largest:,})",
+                way_out="raise max.message.bytes of the topic",
+            )
+        again = [first] if rest else []
+        named = [Message(encode(one), path_key(one.path)) for one in (whole, *rest)]
+        return [*named, *dead, *(Message(encode(one), path_key(one.path)) for one in again)]

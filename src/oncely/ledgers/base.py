@@ -11,7 +11,7 @@ from typing import Protocol
 
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 
 
 class MovesPositions(Protocol):

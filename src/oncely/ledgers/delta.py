@@ -37,7 +37,7 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ledger import Entry
-from oncely.core.topics import SourceIdentity, TopicPartition, by_topic, from_tree
+from oncely.core.ranges import SourceIdentity, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, LedgerWentBack, Stopped, TableMismatch, Unavailable, check
 from oncely.ledgers.format import refuse_lacking, require_known_format
 from oncely.ledgers.same_source import same_cluster, same_topics

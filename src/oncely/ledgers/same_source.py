@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oncely.core.topics import SourceIdentity
+from oncely.core.ranges import SourceIdentity
 from oncely.errors import SourceMismatch
 
 

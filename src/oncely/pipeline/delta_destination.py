@@ -10,12 +10,12 @@ from functools import cached_property, partial
 import pyarrow as pa
 
 from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.filesystem import Connect as FilesConnect
-from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.files.store import Connect as FilesConnect
+from oncely.clients.files.store import connect as connect_files
 from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
-from oncely.core.topics import from_tree
+from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError
@@ -24,8 +24,7 @@ from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
 from oncely.sinks.base import Discard
-from oncely.sinks.delta.replay import DeltaReplay, discard_letters
-from oncely.sinks.delta.rewrite import DeltaRewrites
+from oncely.sinks.delta.rewrite import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from oncely.core.batch import Reject
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import TableMismatch
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.activity import Activity

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, Self
 import msgspec
 
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition, by_topic, grouped
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, by_topic, grouped
 from oncely.errors import WrongInput
 from oncely.secrets import Secrets
 

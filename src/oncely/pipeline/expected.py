@@ -20,14 +20,13 @@ from oncely.config import DeltaSinkSettings, KafkaSinkSettings, SqlSinkSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.sinks.delta.task import DeltaFormat, accepted
 from oncely.sinks.kafka.messages import encode
-from oncely.sinks.sql.as_stored import as_stored
-from oncely.sinks.sql.prepare import DELETED, prepare
+from oncely.sinks.sql.prepare import DELETED, as_stored, prepare
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline

@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from oncely.clients.files.filesystem import Connect as FilesConnect
-from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.files.store import Connect as FilesConnect
+from oncely.clients.files.store import connect as connect_files
 from oncely.config import FilesSinkSettings, JsonDecode
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.pipeline.destination import SinkFacts, SinkPlan
 from oncely.pipeline.problems import PROBED, Inspection
 from oncely.pipeline.topic_destination import TopicDestination
-from oncely.sinks.files.publication import Topics
-from oncely.sinks.files.replay import replay_into_files
-from oncely.sinks.files.rewrite import FilesRewrites
-from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.files.rewrite import FilesRewrites, replay_into_files
+from oncely.sinks.files.sink import FilesSink, Topics
 from oncely.sinks.kafka.replay import TopicReplay
 
 _NESTED = (

@@ -15,13 +15,13 @@ from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.pipeline import inspect as looking
 from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.problems import Inspection
+from oncely.pipeline.sql_destination import check_table, checks, dead_letters, look, session
 from oncely.sinks.base import Discard
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
 from oncely.sinks.sql.privileges import Needs, missing_privileges
-from oncely.sinks.sql.replay import discard_letters
+from oncely.sinks.sql.rewrite import discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 
@@ -77,7 +77,7 @@ class HandlersDestination:
 
     def look(self) -> LedgerState:
         """Read the ledger."""
-        return looking.look(self.bare_sink)
+        return look(self.bare_sink)
 
     def wrote(self) -> str:
         """Nothing: positions are never elsewhere."""
@@ -86,11 +86,11 @@ class HandlersDestination:
     def check(self, schema: pa.Schema) -> None:
         """Check the ledger."""
         self.sink(schema)
-        looking.check_table(self.bare_sink)
+        check_table(self.bare_sink)
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
+        return dead_letters(self.bare_sink, limit, discarded=discarded)
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
@@ -124,8 +124,8 @@ class HandlersDestination:
         sink = self.bare_sink
         statements = sink.ledger.tables.ddl()
         facts = None
-        with inspection.about("sink.url"), looking.session(sink) as connection:
-            inspection.collect(looking.checks(sink, connection))
+        with inspection.about("sink.url"), session(sink) as connection:
+            inspection.collect(checks(sink, connection))
             exists = False
             if connection is not None:
                 statements = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncely.clients.kafka.keys import SECRET
+from oncely.clients.kafka.properties import SECRET
 from oncely.config import parse
 from oncely.config.urls import passwords
 from oncely.errors import ConfigError, WrongInput

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncely.commit.run import take_over
 from oncely.core import events
 from oncely.core.claim import Opened, Takeover
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.pipeline.running import logged
 from oncely.sources.kafka import KafkaSource, Watermarks

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from oncely.clients.delta import DeltaConnect
 from oncely.clients.delta import connect as connect_delta
-from oncely.clients.files.filesystem import Connect as FilesConnect
-from oncely.clients.files.filesystem import connect as connect_files
+from oncely.clients.files.store import Connect as FilesConnect
+from oncely.clients.files.store import connect as connect_files
 from oncely.clients.kafka import properties
 from oncely.clients.kafka.client import make
 from oncely.clients.per_process import said
 from oncely.clients.sql.connection import Connect, connect
-from oncely.commit.timer import Interval
+from oncely.commit.run import Interval
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -45,22 +45,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from oncely.commit.delivery import Order
-    from oncely.core.ranges import OffsetRange
-    from oncely.core.topics import TopicPartition
+    from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.decode.base import Decoder
     from oncely.ledgers.stores.ledger import StoreLedger
     from oncely.pipeline.destination import Destination, LedgerState
     from oncely.pipeline.expected import PipelineExpected
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
-    from oncely.pipeline.probes import Http
     from oncely.pipeline.reject_filter import RejectFilter
     from oncely.pipeline.rejects import Discarded, Rejects
-    from oncely.pipeline.repaired import Found, Repaired
+    from oncely.pipeline.repair import Found, Repaired
+    from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
-    from oncely.runtimes.batches.partition_commit import PartitionCommit
-    from oncely.runtimes.batches.range_commit import RangeCommit
+    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
     from oncely.runtimes.chunks import Bounds
     from oncely.runtimes.dropping import Drops
     from oncely.runtimes.jobs.base import Jobs
@@ -350,8 +348,7 @@ class Pipeline:
 
     def batches(self, jobs: Jobs) -> PartitionCommit | BatchCommit | RangeCommit:
         """The commit of batches, by the kind of the transform and of the sink."""
-        from oncely.runtimes.batches.partition_commit import PartitionCommit
-        from oncely.runtimes.batches.range_commit import RangeCommit
+        from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
         from oncely.runtimes.spark.batch_commit import BatchCommit
         from oncely.runtimes.spark.jobs import SparkJobs
 

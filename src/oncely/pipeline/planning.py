@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely import artifacts, native
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import is_installed
 from oncely.ledgers.same_source import same_topics
@@ -25,9 +25,9 @@ from oncely.pipeline.destination import (
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.problems import Inspection, Problem
 from oncely.pipeline.working import refuse_unfit
-from oncely.runtimes.same_log import refuse_cut
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe, refusals
+from oncely.runtimes.takeover import refuse_cut
 from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
 

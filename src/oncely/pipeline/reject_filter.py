@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from oncely.config.values import parse_seconds
+from oncely.config.base import parse_seconds
 from oncely.core.batch import Reject
 from oncely.errors import WrongInput
 from oncely.sources.start import parse_moment

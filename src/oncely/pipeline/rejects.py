@@ -24,8 +24,7 @@ from oncely.pipeline.reject_filter import RejectFilter
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.decode_task import NO_TOMBSTONES
-from oncely.runtimes.spark.transform_once import transform_rows
+from oncely.runtimes.spark.batch_commit import NO_TOMBSTONES, transform_rows
 from oncely.sinks.base import Judge, Judged
 
 if TYPE_CHECKING:

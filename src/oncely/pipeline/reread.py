@@ -14,9 +14,8 @@ from oncely.config import KafkaSinkSettings
 from oncely.core import events
 from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.expected import Span
-from oncely.core.ranges import OffsetRange
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.core.rewrite import RewriteKind, Rewritten, Tell, silent
-from oncely.core.topics import Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding

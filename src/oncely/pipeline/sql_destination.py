@@ -1,34 +1,148 @@
-"""A SQL table as a pipeline's destination."""
+"""A SQL table as a pipeline's destination.
+
+:func:`look` and the checks inspect a SQL sink without writing.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connect
+from oncely.clients.sql.connection import Connect, Connection, brief_session
 from oncely.clients.sql.dialects import dialect_for
+from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
-from oncely.pipeline import inspect as looking
-from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.ledgers.sql.activity import activity
+from oncely.ledgers.sql.same_table import check_known_table, check_same_table
+from oncely.ledgers.sql.takeover import require_ledger
+from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan, refusal
+from oncely.pipeline.problems import Check, Inspection
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.sinks.base import Discard
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
-from oncely.sinks.sql.replay import SqlReplay, discard_letters
-from oncely.sinks.sql.rewrite import SqlRewrites
+from oncely.sinks.sql.rewrite import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import Target, Wanted, create_statement, inspect
+from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
+
+
+def look(sink: SqlSink) -> LedgerState:
+    """Read the ledger; empty if it was never created.
+
+    Raises:
+        WrongInput: the database refuses the login.
+        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
+        Unavailable: no answer.
+    """
+    with session(sink) as connection:
+        if connection is None or not sink.ledger.tables.exists(connection):
+            return LedgerState()
+        tables, ledger = sink.ledger.tables, sink.ledger.statements
+        registered = ledger.registered(connection)
+        if registered is None:
+            return LedgerState()
+        entries = ledger.entries(connection)
+        return LedgerState(
+            registered.epoch,
+            registered.cluster_id,
+            {tp: entry.position for tp, entry in entries.items()},
+            ledger.topic_ids(connection),
+            sink.ledger.dead_letters.count(connection),
+            ledger.leader_epochs(connection),
+            activity(connection, tables),
+            refused=refusal(lambda: check_same_table(connection, ledger, registered)),
+        )
+
+
+def check_table(sink: SqlSink) -> None:
+    """Execute all :func:`checks`.
+
+    Raises:
+        WrongInput: the first problem.
+    """
+    with session(sink) as connection:
+        for _, check in checks(sink, connection):
+            check()
+
+
+def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
+    """The checks of a run: the database file, the ledger, the table.
+
+    Args:
+        sink: without columns only the checks that need none are returned.
+        connection: None if the database is a file that does not exist yet.
+    """
+    tables, wanted, dialect = sink.ledger.tables, sink.wanted, sink.dialect
+    if connection is None:
+        if isinstance(dialect, Sqlite):
+            yield "sink.url", dialect.require_creatable
+        if len(wanted.schema):
+            yield "sink.table", lambda: create_statement(dialect, wanted)
+        return
+    if not sink.create:
+        yield "sink.create", lambda: require_ledger(connection, tables)
+    yield "sink.table", lambda: check_known_table(connection, tables)
+    if not len(wanted.schema):
+        return
+    if not sink.create or dialect.columns(connection, wanted.table):
+        yield "sink.table", lambda: inspect(dialect, connection, wanted)
+    else:
+        yield "sink.table", lambda: create_statement(dialect, wanted)
+
+
+def dead_letters(
+    sink: SqlSink, limit: int, *, discarded: bool = False
+) -> tuple[Sequence[Reject], int]:
+    """The first pending, or discarded, dead letters, and their total number."""
+    with session(sink) as connection:
+        if connection is None or not sink.ledger.tables.exists(connection):
+            return (), 0
+        letters = sink.ledger.dead_letters
+        found = letters.read(connection, FIRST, limit, discarded=discarded)
+        return found, letters.count(connection, discarded=discarded)
+
+
+def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
+    """True if the table has rows of these topics; rows that name no topic count for all topics."""
+    table, q = sink.wanted.table, sink.dialect.quote
+    with session(sink) as connection:
+        columns = sink.dialect.columns(connection, table) if connection is not None else ()
+        if connection is None or not columns:
+            return False
+        statement, names = f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}", tuple[str, ...]()
+        if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
+            topic = q(SOURCE_COLUMNS.names[0])
+            statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
+            names = tuple(topics)
+        return bool(connection.query(f"{statement} LIMIT 1", names))
+
+
+@contextmanager
+def session(sink: SqlSink) -> Iterator[Connection | None]:
+    """A session for inspection; None if the database is a file that does not exist yet."""
+    try:
+        opened = brief_session(sink.dialect, "look", sink.connect)
+        connection = opened.__enter__()
+    except TableMismatch:
+        if not sink.create:
+            raise
+        yield None
+        return
+    try:
+        yield connection
+    finally:
+        opened.__exit__(None, None, None)
+
 
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
@@ -76,7 +190,7 @@ class SqlDestination:
     def _columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
         sink = self.bare_sink
-        with looking.session(sink) as connection:
+        with session(sink) as connection:
             if connection is None:
                 return frozenset()
             columns = sink.dialect.columns(connection, sink.wanted.table)
@@ -103,20 +217,20 @@ class SqlDestination:
 
     def look(self) -> LedgerState:
         """Read the ledger."""
-        return looking.look(self.bare_sink)
+        return look(self.bare_sink)
 
     def wrote(self) -> str:
         """The table, if it has rows of the topics, or rows that name no topic."""
-        there = looking.has_rows(self.bare_sink, self.settings.source.topics)
+        there = has_rows(self.bare_sink, self.settings.source.topics)
         return f"table {self.given.table} has rows" if there else ""
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a table that does not accept the rows."""
-        looking.check_table(self.sink(schema))
+        check_table(self.sink(schema))
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return looking.dead_letters(self.bare_sink, limit, discarded=discarded)
+        return dead_letters(self.bare_sink, limit, discarded=discarded)
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
@@ -161,8 +275,8 @@ class SqlDestination:
             with inspection.about("sink.table"):
                 ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
-        with inspection.about("sink.url"), looking.session(sink) as connection:
-            inspection.collect(looking.checks(sink, connection))
+        with inspection.about("sink.url"), session(sink) as connection:
+            inspection.collect(checks(sink, connection))
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
             if connection is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.config import FilterSettings
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.destination import LedgerState
 from oncely.sources.kafka import KafkaSource

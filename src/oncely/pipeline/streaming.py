@@ -16,12 +16,17 @@ from oncely.config import SqlSinkSettings
 from oncely.config.arguments import checked
 from oncely.config.problems import explain, joined
 from oncely.core.claim import Takeover
-from oncely.core.topics import SourceIdentity
+from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
-from oncely.pipeline.inspect import check_table, look
 from oncely.pipeline.sessions import STREAMING, check_session
-from oncely.runtimes.spark.checkpoint import Checkpoint
-from oncely.runtimes.spark.plugin import PublishedBatches, TopicIds, is_stateful, row_schema
+from oncely.pipeline.sql_destination import check_table, look
+from oncely.runtimes.spark.plugin import (
+    Checkpoint,
+    PublishedBatches,
+    TopicIds,
+    is_stateful,
+    row_schema,
+)
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
 from oncely.sources.kafka import KafkaSource

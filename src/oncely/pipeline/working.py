@@ -18,8 +18,7 @@ from oncely.config import (
 )
 from oncely.core import events
 from oncely.errors import ConfigError
-from oncely.pipeline.probes import Http, probed
-from oncely.pipeline.running import logged, telling_the_end
+from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal

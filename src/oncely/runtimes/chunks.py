@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from oncely.clients.kafka.records import RECORDS, KafkaRecord
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_errors
 from oncely.errors import check

@@ -21,7 +21,7 @@ from typing import Self
 
 from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.runtimes.stop import StopSignal
 from oncely.threads import Thread

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.sources.kafka import KafkaSource
 from oncely.threads import Thread

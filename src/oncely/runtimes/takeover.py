@@ -1,19 +1,27 @@
-"""A run's takeover of the ledger, and what is compared with the logs of its source."""
+"""A run's takeover of the ledger, and what is compared with the logs of its source.
+
+Whenever a partition has a new leader, the source's log is checked: it must not be truncated. The
+ledger keeps a leader epoch for each partition, no older than the record before the position.
+The driver notes it before tasks commit a planned batch: every record of a planned range was in the
+log when the epoch was requested, so none has a later epoch. While the epoch is the same the log was
+not truncated, because a leader never truncates its own. If the epoch has changed, the broker is
+queried for the end of the old epoch's records (KIP-320), and only then the new epoch is noted.
+
+:func:`tell_ranges` and :func:`tell_batch` are the events of what was committed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from oncely.commit.path import Outcome
 from oncely.commit.run import OpenRun
 from oncely.core import events
-from oncely.core.claim import Fence, Opened, Takeover
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
-from oncely.errors import DataLost, SourceMismatch
-from oncely.runtimes.same_log import SameLog
-from oncely.runtimes.told import tell_ranges
+from oncely.core.claim import NO_RECORDS, Fence, Opened, Takeover
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
+from oncely.errors import DataLost, SourceMismatch, Unavailable
 from oncely.sources.kafka import KafkaSource, Watermarks
 from oncely.sources.start import Start
 
@@ -146,3 +154,136 @@ def refuse_shorter(positions: Positions, marks: Mapping[TopicPartition, Watermar
                 " the topic has gone back",
                 way_out="restore the topic, or move the position with `oncely offsets reset`",
             )
+
+
+def refuse_cut(
+    log: KafkaSource,
+    now: Mapping[TopicPartition, int],
+    positions: Mapping[TopicPartition, Position],
+    noted: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Refuse a log that was truncated before a position.
+
+    Args:
+        log: the source.
+        now: its leader epochs.
+        positions: the ledger's positions that are still in the log.
+        noted: the leader epochs that the ledger has noted.
+
+    Returns:
+        The leader epochs that differ from the noted ones.
+
+    Raises:
+        SourceMismatch: records that were read are gone.
+        Unavailable: no answer.
+    """
+    changed = {tp: one for tp, one in now.items() if tp in positions and noted.get(tp) != one}
+    asked = {tp: (positions[tp], noted[tp]) for tp in changed if tp in noted}
+    for tp, why in sorted(log.truncated(asked).items()):
+        raise SourceMismatch(
+            f"{tp}: the topic has gone back: its log was cut before position {positions[tp]}, and"
+            f" other records have taken the place of those that were read ({why})",
+            way_out="restore the topic, or set the positions with `oncely offsets reset`; an"
+            " unclean leader election does this (unclean.leader.election.enable), or a broker"
+            " that has lost its disk",
+        )
+    return changed
+
+
+class SameLog:
+    """Compares leader epochs across batches.
+
+    Args:
+        log: the source.
+        run: notes leader epochs in its ledger.
+    """
+
+    def __init__(self, log: KafkaSource, run: OpenRun[Any, Any]) -> None:
+        self._log, self._run = log, run
+        self._known: dict[TopicPartition, int] | None = None
+        self._noted: dict[TopicPartition, int] | None = None
+
+    def forget(self) -> None:
+        """Read the ledger again: it was opened, or partitions were added."""
+        self._known = self._noted = None
+
+    def check(
+        self,
+        positions: Callable[[], Mapping[TopicPartition, Position]],
+        now: Mapping[TopicPartition, int] | None = None,
+        *,
+        passed: Collection[TopicPartition] = (),
+    ) -> None:
+        """Refuse a log that was truncated before a position; called before tasks read.
+
+        Args:
+            positions: returns the ledger's positions; called only if a leader is new.
+            now: the source's leader epochs.
+            passed: the partitions whose log begins behind the position. The record before their
+                next position was deleted and may have had any epoch up to the present one, so that
+                is noted, and nothing is compared.
+
+        Raises:
+            SourceMismatch: records that were read are gone.
+            Fenced: a newer run has opened.
+            Unavailable: no answer.
+        """
+        now = self._log.leader_epochs() if now is None else now
+        if now == self._known:
+            return
+        if self._noted is None:
+            self._noted = dict(self._run.leader_epochs())
+        noted = self._noted
+        compared = {tp: epoch for tp, epoch in noted.items() if tp not in passed}
+        changed = refuse_cut(self._log, now, positions(), compared)
+        try:
+            if changed:
+                self._run.note_leader_epochs(changed)
+        except Unavailable:
+            # A position without an epoch is not compared. A position that moves under an older
+            # epoch would be refused later, although its log is complete.
+            if changed.keys() & noted.keys():
+                raise
+            return
+        noted |= changed
+        self._known = dict(now)
+
+
+def tell_ranges(listener: events.Listener, outcomes: Iterable[Outcome], epoch: int = 0) -> None:
+    """Tell each range that has taken effect; ``epoch`` as in the event."""
+    for one in outcomes:
+        done = one.counts
+        listener(
+            events.RangeCommitted(
+                one.partition, one.range, done.records, done.rows, done.rejects, done.filtered,
+                one.replayed, one.kind, epoch,
+            )
+        )  # fmt: skip
+
+
+def tell_batch(
+    listener: events.Listener,
+    number: int,
+    outcomes: Collection[Outcome],
+    ends: Mapping[TopicPartition, Position],
+    seconds: float,
+    phases: Mapping[str, float],
+    epoch: int = 0,
+) -> None:
+    """Tell a batch of which every range has taken effect, and the ranges before it.
+
+    Args:
+        listener: called with the events.
+        number: of the batch.
+        outcomes: its ranges.
+        ends: the positions after it.
+        seconds, phases, epoch: as in the event.
+    """
+    tell_ranges(listener, outcomes, epoch)
+    done = sum((one.counts for one in outcomes), NO_RECORDS)
+    listener(
+        events.BatchCommitted(
+            number, done.records, done.rows, done.rejects, seconds, ends, epoch, done.filtered,
+            phases,
+        )
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from oncely.core import events
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.telemetry import Consumer, Messages, consumer_of, using
 
 

@@ -21,8 +21,7 @@ from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.reader import SILENCE, Reader
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing, Unavailable, WrongInput
 from oncely.sources.start import Moment, Start
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import EVERY_COLUMN, table_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sources.kafka import KafkaSource, Watermarks
 
 

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 import psutil
 
-from oncely.clients.files.filesystem import FileSystem, connect
+from oncely.clients.files.store import FileSystem, connect
 from oncely.clients.kafka.client import make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.pipeline import Pipeline

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.verify.history import Proofs, check_ledger
 from oncely.verify.log import Log
+from oncely.verify.reading import Files, Ledger, NamedFile, Rules
 from oncely.verify.report import Broken, Finding, Report, Unknown
 from oncely.verify.runs import story
-from oncely.verify.state import Files, Ledger, NamedFile, Rules
 from oncely.verify.together import begun_in, check_log, check_together, explained_by, proven_by
 
 _NO_LOG = Log()

@@ -13,10 +13,8 @@ from math import inf
 from typing import NamedTuple
 
 from oncely.core.claim import SKIPPED, UNKNOWN
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
-from oncely.verify.report import Broken, Finding, Unknown
-from oncely.verify.state import (
+from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.verify.reading import (
     AHEAD,
     AMENDMENTS,
     COMMITS,
@@ -34,6 +32,7 @@ from oncely.verify.state import (
     Rules,
     shown,
 )
+from oncely.verify.report import Broken, Finding, Unknown
 
 Explained = Callable[[TopicPartition, int, int, int, int], str | None]
 """Explains why positions passed over offsets without a commit: ``(partition, start, end, epoch

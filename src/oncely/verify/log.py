@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
 from oncely.errors import WrongInput
 from oncely.verify.report import Broken
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 Verdict = Literal["holds", "broken", "unknown"]
 

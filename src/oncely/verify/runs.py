@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, from_tree, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, from_tree, grouped
 from oncely.verify import log as of
 from oncely.verify.log import Line, Log
+from oncely.verify.reading import AHEAD, GAP, Covered, Entry, Rules
 from oncely.verify.report import Broken
-from oncely.verify.state import AHEAD, GAP, Covered, Entry, Rules
 
 _AROUND = 4  # lines that are shown before and after a broken one
 

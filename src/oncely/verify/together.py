@@ -8,12 +8,9 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 from oncely.core.claim import NO_RECORDS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped
 from oncely.verify.history import Explained
-from oncely.verify.report import Broken, Finding, Unknown
-from oncely.verify.runs import Epoch, Story, chain, partitions
-from oncely.verify.state import (
+from oncely.verify.reading import (
     AHEAD,
     AROUND,
     COMMITS,
@@ -27,6 +24,8 @@ from oncely.verify.state import (
     Rules,
     shown,
 )
+from oncely.verify.report import Broken, Finding, Unknown
+from oncely.verify.runs import Epoch, Story, chain, partitions
 
 # -- the log ---------------------------------------------------------------------------------------
 

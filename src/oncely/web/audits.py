@@ -17,8 +17,7 @@ from oncely.audit.report import (
     Report,
     Undecided,
 )
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 _LARGEST = 64 << 20  # bytes
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from html import escape
 from urllib.parse import quote
 
 from oncely.audit.page import picture
 from oncely.audit.report import Report
-from oncely.audit.wording import plural, verdict_sentence, visible
-from oncely.core.topics import TopicPartition
-from oncely.html import document
+from oncely.audit.wording import plural, verdict_sentence
+from oncely.core.ranges import TopicPartition
+from oncely.html import document, of_unknown, time_of
 from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded
+from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
 from oncely.sources.reset import VERBS
-from oncely.verify.state import AMENDMENTS
+from oncely.verify.reading import AMENDMENTS
 from oncely.web.changes import Job
 from oncely.web.model import (
     Detail,
@@ -41,7 +43,7 @@ _WIDTH = 1000.0
 _LEAST = 2.0
 _LANES = 200  # partitions that are drawn
 _EPOCHS = 100
-_LONGEST = 4_000
+_text = partial(of_unknown, longest=4_000)
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ def _page(
         f'<div id="live" tabindex="-1"{watched}>{live}</div>{after}'
     )
     script = '<script src="/live.js" defer></script>\n' if events is not None else ""
-    return document(f"{visible(title)} · Oncely", STYLE, body, script)
+    return document(f"{printable(title)} · Oncely", STYLE, body, script)
 
 
 def _hidden(visitor: Visitor) -> str:
@@ -308,10 +310,12 @@ def _facts(overview: Overview | None, detail: Detail | None, audit: Report | Non
         ]
     history = detail.history if detail is not None else None
     if isinstance(history, History) and history.last_commit:
-        facts.append(("last commit", _time(history.last_commit)))
+        facts.append(("last commit", time_of(history.last_commit)))
     if audit is not None:
         until = audit.complete_until.event_time or audit.complete_until.wall_time
-        facts.append(("complete until, by the last audit", _time(until) if until else "not known"))
+        facts.append(
+            ("complete until, by the last audit", time_of(until) if until else "not known")
+        )
     if overview is not None:
         facts.append(("read at", _clock(overview.at)))
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
@@ -405,7 +409,7 @@ def _lane(lane: Lane, end: int | None, colours: Mapping[int, str]) -> str:
     return (
         f"<li><b>{_text(lane.partition)}</b> <small>epoch {lane.epoch}</small>"
         f'<svg viewBox="0 0 {_WIDTH:g} 10" preserveAspectRatio="none" role="img"'
-        f' aria-label="{escape(visible(about))}">{"".join(drawn)}</svg>'
+        f' aria-label="{escape(printable(about))}">{"".join(drawn)}</svg>'
         f"<small>offsets {start:,} to {lane.position:,}{wait}</small></li>"
     )
 
@@ -442,8 +446,8 @@ def _epochs(epochs: Sequence[Epoch]) -> str:
     rows = (
         (
             f"{one.number}",
-            _time(one.first) if one.first else "–",
-            _time(one.last) if one.last else "–",
+            time_of(one.first) if one.first else "–",
+            time_of(one.last) if one.last else "–",
             _n(one.counts.records),
             _n(one.counts.rows),
             _n(one.counts.rejects),
@@ -495,7 +499,7 @@ def _reason(at: int, one: Reason) -> str:
 def _letter(one: Letter) -> str:
     parts = [f"<b>{_text(one.place)}</b>"]
     if one.time is not None:
-        parts.append(_time(one.time))
+        parts.append(time_of(one.time))
     fields = [("key", one.key), ("value", one.value)]
     fields += [(f"header {name}", value) for name, value in one.headers]
     shown = "".join(
@@ -608,7 +612,7 @@ def _bytes(size: float) -> str:
 def _audit(report: Report | None) -> str:
     if report is None:
         return ""
-    told = f"{verdict_sentence(report)}. The audit was made at {_time(report.at)}"
+    told = f"{verdict_sentence(report)}. The audit was made at {time_of(report.at)}"
     return (
         f'<section class="{report.verdict}"><h2>Last audit</h2><p>{told}.</p></section>'
         f"{picture(report)}"
@@ -635,10 +639,6 @@ def _sentence(text: str) -> str:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _text(text: object) -> str:
-    return f"<bdi>{escape(visible(str(text), _LONGEST))}</bdi>"
-
-
 def _lines(text: str) -> str:
     """A text of several lines."""
     return "\n".join(_text(line) for line in text.splitlines()) if text else "(empty)"
@@ -646,11 +646,6 @@ def _lines(text: str) -> str:
 
 def _n(number: int | None) -> str:
     return "–" if number is None else f"{number:,}"
-
-
-def _time(at: datetime) -> str:
-    shown = f"{at:%Y-%m-%d %H:%M:%S}"
-    return f'<time datetime="{escape(at.isoformat())}">{shown} UTC</time>'
 
 
 def _clock(at: datetime) -> str:

@@ -13,8 +13,7 @@ from oncely.audit.report import (
     Report,
     Undecided,
 )
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 
 AT = datetime(2026, 11, 22, 18, 30, 12, tzinfo=UTC)
 P0, P1, P2 = (TopicPartition("orders", n) for n in range(3))

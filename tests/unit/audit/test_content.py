@@ -18,8 +18,7 @@ from oncely.audit.grouping import digests_of, recipe_of
 from oncely.core.claim import Counts
 from oncely.core.digest import Recipe, digest_sum
 from oncely.core.expected import ROWS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from tests.groupedtools import Compared, Topic, compare
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Rec, numbered
 

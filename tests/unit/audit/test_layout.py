@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from oncely.audit.evidence import Committed, Span
 from oncely.audit.layout import parts
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 
 class Read(list[Committed]):

@@ -7,8 +7,7 @@ from typing import Any
 
 from oncely.audit.matching import Difference, Line
 from oncely.audit.outcome import Compared, Outcome
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 

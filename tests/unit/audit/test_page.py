@@ -11,9 +11,8 @@ import pytest
 
 from oncely.audit.page import page
 from oncely.audit.report import Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import redacted, verdict_sentence, visible
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.audit.wording import redacted, verdict_sentence
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.secrets import Secrets
 from tests.unit.audit import reports
 
@@ -167,9 +166,3 @@ def test_secrets_are_redacted() -> None:
     shown = redacted(report, Secrets.of([secret]).redact)
     assert "s3cr" not in page(shown)
     assert "s3cr" in page(report)
-
-
-def test_visible() -> None:
-    assert visible("a\nb\u2028") == "a\\u000ab\\u2028"
-    assert visible("ü 中 🙂") == "ü 中 🙂"
-    assert visible("x" * 600).endswith("x…")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 import pytest
 
-from oncely.audit import records
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.audit import datasets
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
@@ -18,7 +17,7 @@ from oncely.core.topics import TopicPartition
 )
 def test_each_offset_is_in_one_share(sizes: tuple[int, ...], most: int) -> None:
     ranges = {TopicPartition("t", n): OffsetRange(n, n + size) for n, size in enumerate(sizes)}
-    given = records.shares(ranges, most)
+    given = datasets.shares(ranges, most)
     assert 1 <= len(given) <= most
     parts = sorted((tp, one.start, one.end) for share in given for tp, one in share.items())
     for tp, whole in ranges.items():
@@ -64,7 +63,7 @@ def test_columns_of_messages() -> None:
         Message((none, 0)),
         Message((ck.TIMESTAMP_CREATE_TIME, 2**62)),
     ]
-    made = records._batch(given)
+    made = datasets._batch(given)
     assert made["timestamp"].cast("int64").to_pylist() == [1_500_000, None, None]
     assert made["headers"].to_pylist() == [
         [{"key": "h", "value": b"1"}, {"key": "h", "value": None}], [], [],

@@ -11,7 +11,7 @@ import pytest
 
 from oncely.audit import topic_snapshot
 from oncely.audit.stored import dead_letters, delta_document, manifest, topic_ledger
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import OlderFormat
 from oncely.ledgers.topic.records import LedgerKeys, View, read_stamp
 from tests.golden.compare import FILES

@@ -10,7 +10,7 @@ from oncely.audit.stored.topic_ledger import (
     TopicLedger,
 )
 from oncely.audit.topic_snapshot import entries
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 T0 = TopicPartition("t", 0)
 KEY = ("position", "p", "t", 0)

@@ -14,8 +14,7 @@ import pytest
 from oncely.audit.evidence import Bounds, Readable, Span
 from oncely.audit.report import CompleteUntil, Report
 from oncely.audit.watch import Condition, RememberingLog, watch
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, Unavailable, WrongInput
 from tests.unit.audit import reports
 

@@ -12,7 +12,7 @@ from bench.audit import Place, damages, wrong
 from bench.workload import PARTITIONS
 from oncely.audit import Report
 from oncely.audit.report import Finding, Undecided
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 RECORDS = 1_000
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

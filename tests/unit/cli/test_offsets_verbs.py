@@ -8,8 +8,8 @@ import pytest
 
 from oncely.cli.offsets import chosen_verb
 from oncely.cli.options import ResetTo
-from oncely.cli.tables import printable
 from oncely.errors import WrongInput
+from oncely.reject_summary import printable
 from oncely.sources.reset import Verb
 
 
@@ -36,5 +36,6 @@ def test_none_or_several(given: dict[str, Any]) -> None:
 
 
 def test_a_value_can_not_steer_the_terminal() -> None:
-    assert printable("a\x1b[31mred\x07\nb\u202ec", 200) == "a\\x1b[31mred\\x07\\x0ab\\x202ec"
-    assert printable("täglich 日本", 200) == "täglich 日本"
+    assert printable("a\x1b[31mred\x07\nb\u202ec", 200) == "a\\x1b[31mred\\x07\\nb\\u202ec"
+    assert printable("täglich 日本 🙂\u2028\ud800") == "täglich 日本 🙂\\u2028\\ud800"
+    assert printable("x" * 600, 200) == "x" * 199 + "…"

@@ -12,8 +12,7 @@ from oncely.cli import screen
 from oncely.cli.logs import FIELDS
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Tally, sentence
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 OPENED = events.PipelineOpened("p", 3, {T0: 10, T1: 0}, first_start=False)

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Message
 
 from oncely.clients.kafka.inbox import MESSAGE, Inbox, memory_of
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.runtimes.worker.assignment import Fetched
 
 Headers = list[tuple[str, bytes | None]]

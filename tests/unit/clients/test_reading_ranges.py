@@ -15,8 +15,7 @@ from oncely.clients.kafka import reader as readers
 from oncely.clients.kafka.inbox import ColumnInbox
 from oncely.clients.kafka.reader import Piece, Reader, _runs
 from oncely.clients.kafka.records import RECORDS
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from oncely.clients.delta import DeltaTables
 from oncely.clients.files.conditional_writes import require_conditional_writes
-from oncely.clients.files.filesystem import connect
 from oncely.clients.files.s3_options import S3Options
+from oncely.clients.files.store import connect
 from oncely.config import S3Settings
 from oncely.errors import OncelyError
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.session import close_all
+from oncely.clients.sql.connection import close_all
 from oncely.commit.by_key import ByKey
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, commit, pass_over
@@ -21,15 +21,14 @@ from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.lanes import lane_of
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, OncelyError, Stopped, Unavailable
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.verify.check import check
 from oncely.verify.log import Log
-from oncely.verify.state import Entry as Stored
-from oncely.verify.state import Held, Ledger, Rules
+from oncely.verify.reading import Entry as Stored
+from oncely.verify.reading import Held, Ledger, Rules
 from tests.contracts.looking import history, positions
 from tests.sinktools import SOURCE, T0, Place, at_t0, impatient, rec, sqlite_place
 

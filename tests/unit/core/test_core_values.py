@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncely.core.ledger import Ahead, Append, Entry, Fenced, Skip, Trim, advance, decide
-from oncely.core.ranges import OffsetRange, gaps, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition, gaps, normalize
 from oncely.errors import InvariantViolation
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from oncely.core.batch import Chunk
 from oncely.core.lanes import Lanes, Parts, lane_of
-from oncely.core.ranges import OffsetRange, normalize
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from tests.sinktools import T0, T1, Rec, chunk, rec
 
 KEYS = st.one_of(st.none(), st.binary(max_size=2))

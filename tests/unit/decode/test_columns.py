@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.decode.collector import RowCollector, slices
-from oncely.decode.columns import Columns, Misfits, fit
+from oncely.decode.columns import Columns, Misfits, RowCollector, fit, slices
 
 BY_NAME = Columns(pick=lambda _, name: lambda members: members.get(name))
 

@@ -4,9 +4,8 @@ import pyarrow as pa
 import pytest
 
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
-from oncely.decode.merging import Caps, Conflict, TooMuch, merge, widen
+from oncely.decode.merging import Caps, Conflict, TooMuch, merge, tree_of, widen
 from oncely.decode.schema import same_schema
-from oncely.decode.schema_tree import tree_of
 from oncely.errors import InvariantViolation
 
 INT, BIG, DOUBLE, TEXT = pa.int32(), pa.int64(), pa.float64(), pa.string()

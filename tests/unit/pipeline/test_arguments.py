@@ -10,7 +10,7 @@ import pytest
 
 import oncely
 from oncely import ConfigError, Pipeline, Worker, load, parse, write_stream
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.jobs import job
 from oncely.pipeline.reject_filter import RejectFilter
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline.event_log import EventLog
 from oncely.secrets import Secrets

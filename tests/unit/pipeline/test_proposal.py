@@ -13,7 +13,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core.batch import Reject
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.schema import is_json
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline, init

@@ -10,7 +10,7 @@ from oncely.cli.options import WhichRejects
 from oncely.cli.rejects import reject_filter
 from oncely.config import parse
 from oncely.core.batch import Reject
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.reject_filter import RejectFilter

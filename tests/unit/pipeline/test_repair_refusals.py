@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repaired import Found
+from oncely.pipeline.repair import Found
 
 _SQL = {"kind": "sql", "url": "sqlite:///none.db", "table": "rows"}
 _LOST = [Found(TopicPartition("t", 0), 3, "lost")]

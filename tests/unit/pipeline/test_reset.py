@@ -9,7 +9,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core.claim import Takeover
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
 from oncely.sources.kafka import KafkaSource, Watermarks

@@ -9,7 +9,7 @@ import pytest
 
 from oncely.config import parse
 from oncely.core import events
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, Stopped
 from oncely.pipeline import Pipeline, standby
 from oncely.runtimes.stop import StopSignal

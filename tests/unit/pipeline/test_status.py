@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.ledgers.sql import activity
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline import status

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import InvariantViolation
-from oncely.runtimes.spark.checkpoint import parse_initial_offsets, parse_offset_log
+from oncely.runtimes.spark.plugin import parse_initial_offsets, parse_offset_log
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{"x":"-"}}'

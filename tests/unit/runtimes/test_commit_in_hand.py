@@ -16,8 +16,7 @@ from oncely.core.batch import Chunk
 from oncely.core.budget import Budget
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import (
     DataLost,
@@ -27,8 +26,7 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.reading import Reading
-from oncely.runtimes.batches.task import Answer, CommitPlan, commit_chunks
+from oncely.runtimes.batches.task import Answer, CommitPlan, Reading, commit_chunks
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit

@@ -15,7 +15,7 @@ import pytest
 
 from oncely.clients.kafka.records import RECORDS
 from oncely.clients.per_process import said
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder

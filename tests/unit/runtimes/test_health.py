@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from oncely.core import events
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.secrets import Secrets
 from tests.prometheus import samples

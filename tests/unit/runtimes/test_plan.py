@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.batches.plan import OFFSETS_A_TASK, offsets_of, plan_ranges, shares_of
 
 T = [TopicPartition("t", number) for number in range(6)]

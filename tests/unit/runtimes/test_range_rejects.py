@@ -11,12 +11,11 @@ import pytest
 
 from oncely.core.batch import Chunk, Rejection, Staged
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.reject_summary import SAMPLE
-from oncely.runtimes.batches.range_commit import RangeCommit
+from oncely.runtimes.batches.commit import RangeCommit
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, InlineJobs, records

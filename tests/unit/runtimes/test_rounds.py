@@ -13,8 +13,7 @@ import pytest
 from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.claim import Counts, Fence, Opened
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.runtimes import goal
 from oncely.runtimes.batches import run as runs

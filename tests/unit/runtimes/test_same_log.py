@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import SourceMismatch, Unavailable
-from oncely.runtimes.same_log import SameLog
+from oncely.runtimes.takeover import SameLog
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -8,7 +8,7 @@ from typing import Any
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.sinks.kafka.dead_letter_messages import dead_letter, opened
 from oncely.sinks.kafka.messages import batch_size
 

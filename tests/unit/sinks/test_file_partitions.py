@@ -16,9 +16,18 @@ from oncely.clients.files.root import below
 from oncely.decode.infer import InferringJson
 from oncely.decode.reference import parse_object
 from oncely.errors import ConfigError
-from oncely.lake.event_time import NO_TIME, EventTime
-from oncely.lake.partitions import PartitionColumn, Splitter, check_types, parse_partition_by, split
-from oncely.lake.paths import FileNames, directory, encoded
+from oncely.lake.partitions import (
+    NO_TIME,
+    EventTime,
+    FileNames,
+    PartitionColumn,
+    Splitter,
+    check_types,
+    directory,
+    encoded,
+    parse_partition_by,
+    split,
+)
 
 HIVE = "__HIVE_DEFAULT_PARTITION__"
 BY_HOUR = parse_partition_by(("date(ts)", "hour(ts)"))

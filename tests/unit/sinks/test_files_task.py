@@ -15,8 +15,7 @@ import pytest
 from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import OlderFormat
 from oncely.lake.avro_file import read

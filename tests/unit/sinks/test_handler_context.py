@@ -15,8 +15,7 @@ import pyarrow as pa
 from oncely import context
 from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import Chunk
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.handlers.batch import Batch
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oncely.clients.sql.connection import BadData
 from oncely.core.claim import PositionMoved
-from oncely.sinks.sql.isolate import insert_or_isolate
+from oncely.sinks.sql.write import insert_or_isolate
 
 
 class Fake:
@@ -152,7 +152,7 @@ def test_progress_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At a level that a worker process without a configuration of logging shows."""
-    monkeypatch.setattr("oncely.sinks.sql.isolate._SECONDS_A_LINE", 0.0)
+    monkeypatch.setattr("oncely.sinks.sql.write._SECONDS_A_LINE", 0.0)
     with caplog.at_level("WARNING", logger="oncely"):
         isolate(Fake({3, 700}, tells=False), 1_000)
     lines = [record.getMessage() for record in caplog.records]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import NewerFormat, OlderFormat, Stopped
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.records import (

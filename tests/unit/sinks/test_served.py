@@ -11,10 +11,9 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.clients.kafka import transaction
 from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.producer import Producer
-from oncely.clients.kafka.sender import InstanceFenced, Sender, served
+from oncely.clients.kafka.sender import InstanceFenced, Producer, Sender, served
 from oncely.clients.kafka.transaction import Transaction
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 
 BARE = pytest.mark.skipif(

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.connection import BadData
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import (
+from oncely.clients.sql.connection import (
+    BadData,
     application_name,
     application_prefix,
     brief_session,
@@ -17,6 +16,7 @@ from oncely.clients.sql.session import (
     session,
     transaction,
 )
+from oncely.clients.sql.dialects import dialect_for
 from oncely.errors import Unavailable
 
 DIALECT = dialect_for("postgresql://nowhere.invalid/x")

@@ -10,11 +10,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols, worker_id
-from oncely.clients.kafka.group_members import members_of
+from oncely.clients.kafka.group_consumer import (
+    GroupConsumer,
+    Membership,
+    Protocols,
+    members_of,
+    worker_id,
+)
 from oncely.clients.kafka.inbox import Polled
 from oncely.config import parse
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, WrongInput
 from tests.extras import IN_THE_BASE, PIPELINE
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka import client as clients
 from oncely.clients.kafka.client import KafkaAdmin, stay_connected
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Unavailable
 from oncely.sources.kafka import KafkaSource
 from oncely.testing.servers.ports import free_port

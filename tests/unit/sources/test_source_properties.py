@@ -7,7 +7,7 @@ from pathlib import Path
 import confluent_kafka as ck
 import pytest
 
-from oncely.clients.kafka import keys, properties
+from oncely.clients.kafka import properties
 from oncely.errors import ConfigError
 
 PLAIN = {
@@ -92,7 +92,7 @@ def test_what_earlier_versions_accepted_is_accepted() -> None:
     assert properties.librdkafka(kafka) == given  # the level is each client's own
 
 
-@pytest.mark.parametrize("key", sorted(keys.ACCEPTED))
+@pytest.mark.parametrize("key", sorted(properties.ACCEPTED))
 def test_librdkafka_knows_each_accepted_key(key: str) -> None:
     config = {"group.id": "nobody", "log_level": 0, "bootstrap.servers": "127.0.0.1:1"}
     said = ""
@@ -144,5 +144,5 @@ def test_every_problem_is_told_at_once() -> None:
 
 def test_no_message_holds_a_secret() -> None:
     secret = "opensesame-of-the-test"
-    for key in keys.SECRET | {"sasl.jaas.config"}:
+    for key in properties.SECRET | {"sasl.jaas.config"}:
         assert secret not in " ".join(said({key: secret}).values())

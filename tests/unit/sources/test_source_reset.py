@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import WrongInput
 from oncely.sources.reset import Verb, parse_duration, parse_time, plan_reset
 

@@ -9,11 +9,10 @@ import pytest
 
 from oncely.core import events
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.verify.check import check
+from oncely.verify.reading import AHEAD, DATA, Entry, Held, Ledger
 from oncely.verify.report import Report
-from oncely.verify.state import AHEAD, DATA, Entry, Held, Ledger
 from tests.verifytools import Run, Simulated
 
 T0 = TopicPartition("t", 0)

@@ -12,11 +12,10 @@ import pytest
 
 from oncely.core import events
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.verify.check import check
 from oncely.verify.log import Log
-from oncely.verify.state import DATA, JOINED, Entry, Held, Ledger
+from oncely.verify.reading import DATA, JOINED, Entry, Held, Ledger
 from tests.verifytools import Run, Simulated, log_of
 
 T0 = TopicPartition("t", 0)

@@ -9,10 +9,10 @@ import pytest
 
 from oncely.core import events
 from oncely.core.claim import Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.verify.check import check
+from oncely.verify.reading import DATA, RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile
 from oncely.verify.report import Report
-from oncely.verify.state import DATA, RESET, TAKEN, Entry, Files, Held, Ledger, NamedFile
 from tests.verifytools import Run, Simulated, log_of
 
 T0 = TopicPartition("t", 0)

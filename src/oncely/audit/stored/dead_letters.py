@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.clients.kafka.records import headers_of
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 
 class Letter(NamedTuple):

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.topic_ledger import StoredTotals
 from oncely.clients.files.store import NoSuchFile, Store
-from oncely.core.topics import TopicPartition, from_tree
+from oncely.core.ranges import TopicPartition, from_tree
 from oncely.errors import OlderFormat
 
 _FOLDER = "_oncely"

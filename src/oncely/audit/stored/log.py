@@ -27,7 +27,7 @@ from oncely.clients.kafka.client import (
     stay_connected,
     unanswered,
 )
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 
 _READER: Mapping[str, object] = {

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from oncely.audit.stored.log import Topics
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 _VERSION = 1
 

@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from oncely.clients.sql.claims import Claim, claims
-from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
-from oncely.clients.sql.session import brief_session
+from oncely.clients.sql.connection import Connection, Dialect, TableName, brief_session, connect
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange, stored_range
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.errors import OlderFormat
 
 PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (

@@ -26,8 +26,7 @@ import msgspec
 
 from oncely.audit.stored.log import Topics
 from oncely.core.claim import Counts
-from oncely.core.ranges import OffsetRange, cut
-from oncely.core.topics import Position, SourceIdentity, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, cut, grouped
 from oncely.errors import OlderFormat, WrongInput
 
 

@@ -6,8 +6,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from oncely.clients.files.filesystem import Bytes
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Bytes, Store
 from oncely.errors import OncelyError
 
 _IN_FLIGHT = 64_000_000  # bytes

@@ -19,7 +19,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka.client import KafkaAdmin, classify_error, stay_connected
 from oncely.clients.kafka.inbox import Inbox
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 
 _STEP = 0.1  # seconds that one poll may take, so that errors are noticed

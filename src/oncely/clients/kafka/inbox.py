@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.clients.kafka import librdkafka
 from oncely.clients.kafka.records import RecordColumns, Records, headers_of
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.garbage import no_gc
 
 log = logging.getLogger("oncely.sources.kafka")

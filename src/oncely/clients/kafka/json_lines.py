@@ -15,7 +15,7 @@ import msgspec
 
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.sender import Message
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import WrongInput
 
 MEMBERS = frozenset({"key", "value", "headers"})

@@ -29,8 +29,7 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
 from oncely.clients.kafka.inbox import PASSING, Polled, inbox_of
 from oncely.clients.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, OncelyError, Unavailable
 
 _OWN: Mapping[str, object] = {

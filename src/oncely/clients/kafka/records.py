@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 RECORDS = pa.schema(
     [

@@ -4,19 +4,28 @@ writes.
 Without transactions, for delivery semantics weaker than exactly once, the producer is
 idempotent (KIP-98): its own retries create no duplicates, and the records of a
 partition keep their order. The effect of a crash depends on the order of the position's commit.
+
+A producer accepts messages without headers as Arrow columns, too. With ``oncely_native`` no object
+is created for a message: the producer's queue is filled from Arrow's memory. Otherwise messages are
+passed to confluent-kafka one by one.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+import confluent_kafka as ck
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaError, KafkaException, cimpl
 
-from oncely.clients.kafka.client import classify_error
-from oncely.clients.kafka.producer import Columns
-from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable
+from oncely.clients.kafka import librdkafka
+from oncely.clients.kafka.client import Handle, classify_error
+from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable, check
 
 T = TypeVar("T")
 
@@ -98,7 +107,7 @@ class Sender:
     """Queues messages of one producer instance.
 
     Args:
-        producer: a new instance, see :mod:`oncely.clients.kafka.producer`.
+        producer: a new instance, see :mod:`oncely.clients.kafka.sender`.
         timeout: the time limit of one step, in seconds.
         brokers: for messages.
 
@@ -235,3 +244,91 @@ class Plain(Sender):
             raise self._sorted(self._delivered.first, "produce")
         if left:
             raise Unavailable(f"{self._brokers}: {left} records are not acknowledged in time")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Messages in order. A null key is no key, a null value a tombstone.
+
+    Attributes:
+        key, value: arrays of large binaries, of the same length.
+    """
+
+    key: pa.LargeBinaryArray
+    value: pa.LargeBinaryArray
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __getitem__(self, part: slice) -> Columns:
+        """Consecutive messages; nothing is copied."""
+        start, stop, _ = part.indices(len(self))
+        return Columns(
+            self.key.slice(start, max(0, stop - start)),
+            self.value.slice(start, max(0, stop - start)),
+        )
+
+
+class Producer(Handle):
+    """confluent-kafka's producer, whose ``produce_batch`` accepts :class:`Columns`.
+
+    Columns are queued from Arrow's memory in transactions only: there the commit reports whether
+    all have arrived. Otherwise delivery reports do, and these need confluent-kafka's messages.
+    """
+
+    def __init__(self, config: dict[str, Any], **more: Any) -> None:
+        super().__init__(ck.Producer(config, **more))
+        self._direct = "transactional.id" in config
+
+    def produce_batch(self, topic: str, messages: Columns) -> int:
+        """Queue messages from the first on until the queue is full, and return their number.
+
+        Raises:
+            KafkaException: a message was refused for another reason.
+        """
+        if self._direct and (native := librdkafka.native()):
+            producer = self._opened()  # another thread may close this handle meanwhile
+            errors = native.produce_batch(
+                cimpl.__file__,
+                librdkafka.handle_of(producer),
+                topic,
+                messages.key,
+                messages.value,
+            )
+            return _taken(np.frombuffer(errors, np.int32))
+        return self._one_by_one(topic, messages)
+
+    def unanswered(self) -> int:
+        """The number of messages that were given to the producer, and are not answered yet."""
+        return len(self._opened())
+
+    def _one_by_one(self, topic: str, messages: Columns) -> int:
+        produce, taken = self._opened().produce, 0
+        pairs = zip(messages.key.to_pylist(), messages.value.to_pylist(), strict=True)
+        try:
+            for taken, (key, value) in enumerate(pairs):  # noqa: B007
+                produce(topic, value, key)
+        except BufferError:
+            return taken
+        finally:
+            del produce  # the traceback of an error keeps this frame
+        return len(messages)
+
+
+def _taken(errors: npt.NDArray[np.int32]) -> int:
+    """The number of messages that were queued.
+
+    A full queue ends a call: the following messages are refused too, or the order would be lost.
+
+    Raises:
+        KafkaException: a message was refused for another reason than a full queue.
+    """
+    refused = np.flatnonzero(errors)
+    if not len(refused):
+        return len(errors)
+    others = errors[refused][errors[refused] != KafkaError._QUEUE_FULL]
+    if len(others):
+        raise KafkaException(KafkaError(int(others[0])))
+    first = int(refused[0])
+    check(len(refused) == len(errors) - first, "messages were taken behind one that was refused")
+    return first

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from oncely.clients.kafka.client import KafkaAdmin
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import TableMismatch, Unavailable
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}

@@ -25,7 +25,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import stay_connected
 from oncely.clients.kafka.sender import InstanceFenced, Message, Sender, served
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.phases import phase
 
@@ -45,7 +45,7 @@ class Transaction(Sender):
     instance with the same id determines it.
 
     Args:
-        producer: a new, transactional instance, see :mod:`oncely.clients.kafka.producer`.
+        producer: a new, transactional instance, see :mod:`oncely.clients.kafka.sender`.
         timeout: the time limit of one step, in seconds.
         brokers: for messages.
         warm: a topic whose metadata is requested first, to establish connections.

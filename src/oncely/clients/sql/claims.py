@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from oncely.clients.sql.connection import Connection
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 
 # The table by its OID, its partitions, the tables that it is a partition of, and views of these.
 _RELATED = """

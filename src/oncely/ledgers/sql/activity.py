@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from oncely.clients.sql.connection import Connection
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.ledgers.sql.tables import LedgerTables
 
 WINDOW = timedelta(minutes=5)

@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from oncely.clients.sql.connection import Connection, Params
 from oncely.core.batch import DISCARDED, Reject
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
 from oncely.ledgers.sql.tables import LedgerTables
+from oncely.reject_summary import printable
 
 _AT_ONCE = 10_000  # offsets in a statement
+_REASON = 1000  # characters
 _COLUMNS = pa.schema(
     [
         ("pipeline", pa.string()),
@@ -202,7 +203,7 @@ def _of(discarded: bool) -> str:
 
 def _contents(r: Reject) -> tuple[object, ...]:
     kept = (r.timestamp_ms, r.key, r.value, _headers_text(r.headers))
-    return (*kept, r.stage, _printable(r.reason))
+    return (*kept, r.stage, printable(r.reason, _REASON))
 
 
 def _headers_text(headers: Sequence[tuple[str, bytes | None]]) -> str:
@@ -219,9 +220,3 @@ def _headers(text: str) -> list[tuple[str, bytes | None]]:
     except (TypeError, ValueError):
         return []
     return pairs if all(isinstance(name, str) for name, _ in pairs) else []
-
-
-def _printable(text: str, longest: int = 1000) -> str:
-    """A text that every database accepts: no NUL, no lone surrogate, bounded."""
-    clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
-    return clean if len(clean) <= longest else clean[: longest - 1] + "…"

@@ -10,8 +10,7 @@ from itertools import chain
 from oncely.clients.sql.claims import Claim, claims
 from oncely.clients.sql.connection import Connection, Params, Row, Statement
 from oncely.core.claim import NO_RECORDS, SKIPPED, Amendment, Counts, RangeKind
-from oncely.core.ranges import OffsetRange, stored_range
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.errors import check
 from oncely.ledgers.sql.tables import LedgerTables
 

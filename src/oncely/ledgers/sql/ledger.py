@@ -8,8 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
-from oncely.clients.sql.session import brief_session, session, transaction
+from oncely.clients.sql.connection import (
+    Connect,
+    Connection,
+    Dialect,
+    TableName,
+    brief_session,
+    connect,
+    session,
+    transaction,
+)
 from oncely.core.claim import (
     Claim,
     Counts,
@@ -23,8 +31,7 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ledger import Entry, Trim, advance, decide_parts
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, check
 from oncely.ledgers.same_source import same_topics
 from oncely.ledgers.sql import takeover as takeovers

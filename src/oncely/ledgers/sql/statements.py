@@ -10,8 +10,7 @@ from oncely.clients.sql.connection import Connection, Statement
 from oncely.core.budget import RejectCount
 from oncely.core.claim import Fence, PositionMoved, QueryBatch
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, stored_range
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.ledgers.sql.tables import POSITIONS, VERSION, LedgerTables
 
 

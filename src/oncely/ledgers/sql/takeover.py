@@ -42,13 +42,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from oncely.clients.sql.connection import Connection, Contention, TableName
-from oncely.clients.sql.session import application_name, application_prefix, transaction
+from oncely.clients.sql.connection import (
+    Connection,
+    Contention,
+    TableName,
+    application_name,
+    application_prefix,
+    transaction,
+)
 from oncely.core.budget import NOTHING_COUNTED
 from oncely.core.claim import Fence, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.sql.dead_letters import DeadLetters

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import checked, foreign

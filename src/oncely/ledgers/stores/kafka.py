@@ -27,7 +27,7 @@ from oncely.clients.kafka.client import (
     unanswered,
 )
 from oncely.clients.per_process import Lazy
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import foreign

@@ -16,7 +16,7 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ledger import Entry
-from oncely.core.topics import Position, SourceIdentity, TopicPartition
+from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, Stopped, check
 from oncely.ledgers.same_source import same_cluster, same_topics
 from oncely.ledgers.stores.base import OffsetStore, Stored

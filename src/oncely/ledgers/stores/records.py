@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped
 from oncely.ledgers.stores.base import Stored
 

@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from oncely.clients.per_process import Lazy
-from oncely.clients.sql.connection import BadData, Connection, Dialect, TableName, connect
+from oncely.clients.sql.connection import (
+    BadData,
+    Connection,
+    Dialect,
+    TableName,
+    connect,
+    transaction,
+)
 from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.session import transaction
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import (
     ConfigError,
     OncelyError,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from oncely.clients.per_process import Lazy
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore, Stored

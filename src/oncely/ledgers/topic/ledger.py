@@ -17,14 +17,12 @@ from oncely.clients.kafka import topics
 from oncely.clients.kafka.limits import TOGETHER, check_open_files
 from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import check
 from oncely.ledgers.topic import takeover as takeovers
-from oncely.ledgers.topic.cluster import Cluster, LedgerCopy, PipelineTopics
-from oncely.ledgers.topic.compare_and_set import move_alone
+from oncely.ledgers.topic.cluster import KEPT, Cluster, LedgerCopy, PipelineTopics
+from oncely.ledgers.topic.compare_and_set import PositionTakeover, move_alone
 from oncely.ledgers.topic.records import RunMode
-from oncely.ledgers.topic.take_positions import PositionTakeover
-from oncely.ledgers.topic.turns import KEPT
 
 
 class _Worker:

@@ -35,7 +35,7 @@ import msgspec
 
 from oncely.core.budget import RejectCount
 from oncely.core.ledger import Entry
-from oncely.core.topics import Position, TopicPartition, from_tree
+from oncely.core.ranges import Position, TopicPartition, from_tree
 from oncely.errors import OlderFormat, Stopped
 from oncely.ledgers.format import refuse_lacking, require_known_format
 from oncely.ledgers.totals import Totals

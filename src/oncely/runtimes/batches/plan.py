@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 
 OFFSETS_A_TASK = 50_000
 """A task costs about as much as writing this many rows: smaller batches share one."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from oncely.commit.path import Outcome
 from oncely.core import events
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
@@ -34,14 +34,12 @@ from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import Takeovers, refuse_shorter
-from oncely.runtimes.told import tell_batch
+from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Start
 
 if TYPE_CHECKING:
-    from oncely.runtimes.batches.partition_commit import PartitionCommit
-    from oncely.runtimes.batches.range_commit import RangeCommit
+    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
     from oncely.runtimes.spark.batch_commit import BatchCommit
 
 log = logging.getLogger(__name__)

@@ -4,11 +4,14 @@ A shuffle mixes partitions, so no task's rows belong to one range. The driver pu
 of the transform with all rejects and all positions in one transaction: it reads the rows from Spark
 while it writes them, or tasks have staged them as files. Rejects do not pass through the user's
 query: a ``WHERE`` would drop them.
+
+The first stage is :func:`decode_task`: records become rows, or a reason and nulls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,31 +23,102 @@ from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject, Rejection, Staged
 from oncely.core.budget import refuse_beyond
 from oncely.core.claim import Counts, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
+from oncely.decode.base import Decoded, Decoder
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, shares_of
+from oncely.runtimes.batches.task import fetched, isolating
 from oncely.runtimes.chunks import dead_letters
-from oncely.runtimes.jobs.base import all_of
-from oncely.runtimes.spark.decode_task import (
-    OFFSET,
-    PARTITION,
-    REASON,
-    TOPIC,
-    VALUE,
-    DecodePlan,
-    decode_task,
-    decoded_schema,
-    origin,
+from oncely.runtimes.jobs.base import Attempt, all_of
+from oncely.runtimes.spark.jobs import SparkJobs, answered, collected, this_attempt
+from oncely.runtimes.spark.rows import (
+    HeldRows,
+    StagePlan,
+    arrow_schema,
+    refuse_non_deterministic,
+    spark_schema,
+    stage_rows,
 )
-from oncely.runtimes.spark.frames import StagePlan, arrow_schema, spark_schema, stage_rows
-from oncely.runtimes.spark.held_rows import HeldRows, refuse_non_deterministic
-from oncely.runtimes.spark.jobs import SparkJobs, answered, collected
+from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
 from oncely.sinks.base import PacksRows, StagesBatches
+from oncely.sources.kafka import KafkaSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+
+TOPIC, PARTITION, OFFSET, REASON, VALUE = (
+    f"_oncely_{name}" for name in ("topic", "partition", "offset", "reason", "value")
+)
+_ORIGIN = 5  # columns that tell where a row is from
+NO_TOMBSTONES = "a record without a value can't pass a Spark transform"
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """The parameters of a decoding task.
+
+    Attributes:
+        source: the topics.
+        decoder: decodes the records.
+        needs: the columns of the records that the decoder reads.
+        shares: the ranges of each task.
+    """
+
+    source: KafkaSource
+    decoder: Decoder
+    needs: frozenset[str]
+    shares: Sequence[Ranges]
+
+
+def decoded_schema(schema: pa.Schema) -> pa.Schema:
+    """The decoder's columns, all nullable, the origin of the record, and the reason of a reject."""
+    fields = [field.with_nullable(True) for field in schema]
+    more = [(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64())]
+    more += [(REASON, pa.string()), (VALUE, pa.binary())]
+    return pa.schema([*fields, *(pa.field(*one) for one in more)])
+
+
+def decode_task(plan: DecodePlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One output row for each record of the task's share: its columns, or a reason and nulls."""
+    settle()
+    schema = decoded_schema(plan.decoder.schema)
+    decode = isolating(plan.decoder, again=this_attempt().again)
+    with closing(plan.source):
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for records in fetched(plan.source, plan.shares[number], plan.needs):
+                    yield from _decoded(decode(records), records, schema)
+
+
+def _decoded(decoded: Decoded, records: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    reasons = {one.record: one.reason for one in decoded.rejections}
+    reasons |= {int(i): NO_TOMBSTONES for i in decoded.tombstone_record.to_pylist()}
+    good = _columns(decoded.rows, records.take(decoded.row_record), None, schema)
+    bad = records.take(pa.array(sorted(reasons), pa.int64()))
+    none = pa.table({f.name: pa.nulls(bad.num_rows, f.type) for f in list(schema)[:-_ORIGIN]})
+    why = [reasons[i] for i in sorted(reasons)]
+    yield from good.to_batches()
+    yield from _columns(none, bad, why, schema).to_batches()
+
+
+def _columns(
+    rows: pa.Table, records: pa.Table, reasons: list[str] | None, schema: pa.Schema
+) -> pa.Table:
+    origin = [records.column(name) for name in ("topic", "partition", "offset")]
+    why = pa.array(reasons if reasons else [None] * rows.num_rows, pa.string())
+    # Only a reject's bytes are kept: those of rows are in columns.
+    value = records.column("value") if reasons else pa.nulls(rows.num_rows, pa.binary())
+    table = pa.table([*rows.columns, *origin, why, value], names=schema.names)
+    return table.cast(schema)
+
+
+def origin(row: tuple[str, int, int]) -> tuple[TopicPartition, int]:
+    """Topic, partition and offset in the driver's form."""
+    return TopicPartition(row[0], int(row[1])), int(row[2])
+
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 
@@ -172,3 +246,23 @@ def _refused(bad: DataFrame) -> RejectSummary:
     return RejectSummary.of(
         [one.reason for one in records], lambda chosen: [records[a] for a in chosen]
     )
+
+
+def transform_rows(session: SparkSession, transform: Transform, rows: pa.Table) -> pa.Table:
+    """Run the transform over ``rows`` as if they were a batch; all columns are nullable."""
+    nullable = pa.schema([field.with_nullable(True) for field in rows.schema])
+    given = carried(partial(_given, rows.cast(nullable)))
+    made = transform(session.range(0, 1, 1, 1).mapInArrow(given, spark_schema(nullable)))
+    empty = arrow_schema(made.schema).empty_table()
+    parts = all_of(collected(answered(made, _tables)), pa.Table)
+    return pa.concat_tables([empty, *(part.cast(empty.schema) for part in parts)])
+
+
+def _given(rows: pa.Table, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _ in numbers:
+        yield from rows.to_batches()
+
+
+def _tables(batches: Iterable[pa.RecordBatch], attempt: Attempt) -> Generator[pa.Table, None, None]:
+    del attempt
+    yield from (pa.Table.from_batches([batch]) for batch in batches)

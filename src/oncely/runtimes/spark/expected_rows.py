@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.base import Decoder
-from oncely.runtimes.batches.reading import isolating
+from oncely.runtimes.batches.task import isolating
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import RowTransform
-from oncely.runtimes.spark.decode_task import OFFSET, PARTITION, TOPIC
-from oncely.runtimes.spark.frames import spark_schema
+from oncely.runtimes.spark.batch_commit import OFFSET, PARTITION, TOPIC
 from oncely.runtimes.spark.jobs import this_attempt
+from oncely.runtimes.spark.rows import spark_schema
 from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
 

@@ -29,8 +29,7 @@ import numpy.typing as npt
 from oncely.clients.kafka.inbox import memory_of
 from oncely.clients.kafka.records import Records, offsets_of
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import check
 
 # Holes of a partition that are remembered. A record before the oldest of so many could be one that

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 
 
 class Admitted(NamedTuple):

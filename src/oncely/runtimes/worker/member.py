@@ -32,8 +32,7 @@ from oncely.commit.backoff import Backoff
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
 from oncely.garbage import rare_collections
 from oncely.phases import Seconds, into
@@ -41,7 +40,7 @@ from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.told import tell_batch
+from oncely.runtimes.takeover import tell_batch
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
 from oncely.runtimes.worker.filters import Gates
 from oncely.runtimes.worker.run import WorkerRun

@@ -22,8 +22,7 @@ from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
 from oncely.errors import ConfigError, TableMismatch, check
 from oncely.lake.leases import clock
-from oncely.lake.partitions import check_types, parse_partition_by
-from oncely.lake.paths import is_cut
+from oncely.lake.partitions import check_types, is_cut, parse_partition_by
 from oncely.lake.records import WrittenFile, read_receipt
 from oncely.ledgers.delta import FOLDER, DeltaLedger, State
 from oncely.sinks.base import stage_rows

@@ -14,12 +14,11 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
 from oncely.lake.conform import conform
 from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.paths import NO_VALUE, is_cut
+from oncely.lake.partitions import NO_VALUE, is_cut, parse_partition_by
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.task import FilesTask
 from oncely.sinks.row_digests import row_digests

@@ -6,7 +6,7 @@ does not depend on what the files contained, so repeating a rewrite changes noth
 lost answer is settled by doing it again.
 
 New files are written, and then replace the old names as a compaction's do, by the same
-transactional id (:mod:`oncely.lake.replacing`). After its ``init`` is compared, in this order, on
+transactional id (:mod:`oncely.lake.manifest`). After its ``init`` is compared, in this order, on
 what the rewrite was decided:
 
 1. The epochs of the positions: a reset makes files void, and reads their records again. A reset
@@ -17,6 +17,12 @@ what the rewrite was decided:
 3. The files of the offsets: a compaction, another rewrite or a replay may have replaced or added
    some.
 4. The dead letters again: a replay between 2 and 3 has a file in 3, and its record waits in 2.
+
+In a replay of dead letters valid records become files, published in the replay's transaction. It
+may extend schemas, and so may a concurrent run of the pipeline. Both write by the
+publisher's transactional id, so only the instance that has initialised it last can commit: the
+schemas that it has read are the newest until that commit. The other instance is fenced, and begins
+its transaction again.
 """
 
 from __future__ import annotations
@@ -27,28 +33,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from oncely.clients.kafka.transaction import Message
+from oncely.core.amendments import replayed
 from oncely.core.batch import Chunk, Reject, Rejection, Staged, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
-from oncely.core.topics import TopicPartition
-from oncely.lake.manifest import Contents
-from oncely.lake.paths import is_mixed
+from oncely.lake.manifest import Contents, Replacing
+from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
-from oncely.lake.replacing import Replacing
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set
 from oncely.ledgers.topic.records import RewriteRecord, View, encode
-from oncely.sinks.files.publication import ManifestLoad
-from oncely.sinks.files.sink import FilesSink
+from oncely.sinks.base import Judged, stage_judged
+from oncely.sinks.files.sink import FilesSink, ManifestLoad
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, replaying
+from oncely.sinks.kafka.replay import Passed, TopicReplay
 
 Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 Waiting = Mapping[TopicPartition, frozenset[int]]
@@ -414,3 +420,43 @@ def _group(
     problem = f"a Spark transform has mixed the records of {mixed[0]}" if mixed else ""
     names = tuple(one.path for one in files)
     return Together({tp: normalize(own) for tp, own in found.items()}, names, problem)
+
+
+_BATCH = -1
+"""Output of a replay belongs to no batch."""
+
+
+def replay_into_files(sink: FilesSink) -> TopicReplay:
+    """A replay of a prepared sink, by the publisher's transactional id: see the module."""
+    publisher, write = sink.pipeline_topics.keys.publisher, partial(_staged, sink)
+    return TopicReplay(sink.ledger, sink.rejects_topic, publisher, write, sink.close)
+
+
+def _staged(sink: FilesSink, judged: Judged) -> Passed:
+    """Write the rows into files that are not visible yet."""
+    sink.begin_batch()
+    view = sink.cluster.look().pipeline
+    fence = Fence(sink.pipeline_topics.pipeline, 0 if view is None else view.epoch)
+    task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
+    staged, refused = stage_judged(task, judged)
+    named = [sink.topics.manifest, sink.topics.schema]
+    load = sink.load(fence)  # no file of it is older than the begin of the batch
+    failed = {one.record for one in refused}
+    written = judged.chunk.row_record
+    if judged.traceable:
+        written = written[~np.isin(written, list(failed))]
+    changes = partial(replayed, judged.chunk, judged.own(written, failed), failed, None)
+    return Passed(named, refused, partial(_messages, sink, staged, fence), load.fresh, changes)
+
+
+def _messages(sink: FilesSink, staged: Staged, fence: Fence) -> Mapping[str, Sequence[Message]]:
+    """Extended schemas, and the files."""
+    load = sink.load(fence)
+    load.ready()
+    receipts = [read_receipt(staged.name)] if staged.name else []
+    if not sink.agree(staged):
+        raise StagedRowsGone("schemas were extended meanwhile; the dead letters are repeated")
+    found: dict[str, Sequence[Message]] = {}
+    for topic, messages in load.messages(receipts, ()):
+        found[topic] = [*found.get(topic, ()), *messages]
+    return found

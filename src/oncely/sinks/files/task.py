@@ -13,15 +13,14 @@ import pyarrow as pa
 from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.errors import check
 from oncely.lake.conform import conform
 from oncely.lake.file_format import VALUE, FileFormat
-from oncely.lake.partitions import split
-from oncely.lake.paths import FileNames
+from oncely.lake.partitions import FileNames, split
 from oncely.lake.records import Receipt, Scope, encode
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.writer import FileWriter, Origin

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.files.filesystem import Bytes
-from oncely.clients.files.store import Store
+from oncely.clients.files.store import Bytes, Store
 from oncely.clients.files.uploads import Uploads
 from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
@@ -24,8 +23,7 @@ from oncely.lake.avro_file import AvroFiles
 from oncely.lake.described import Description, describe
 from oncely.lake.gathered import Gathered, Ints, Origin, file_starts, joined, whole_records
 from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import PartitionColumn, Rejected, Splitter, Values
-from oncely.lake.paths import FileNames, directory
+from oncely.lake.partitions import FileNames, PartitionColumn, Rejected, Splitter, Values, directory
 from oncely.lake.records import Format, Receipt, Scope, WrittenFile
 
 __all__ = ["FileWriter", "Origin"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from oncely.context import TRACE, Context, Header, following, of_headers
 from oncely.core.batch import Chunk, IntArray, Rejection
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.telemetry import Messages
 
 

@@ -18,7 +18,7 @@ from oncely.clients.sql.connection import BadData, Connection, LoanBroken
 from oncely.context import TRACE, using
 from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMoved, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch

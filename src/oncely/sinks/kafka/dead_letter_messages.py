@@ -15,7 +15,7 @@ from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.sinks.kafka.messages import batch_size
 
 _FIRST = "oncely.pipeline"

@@ -20,11 +20,10 @@ from oncely.clients.kafka import topics
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.records import each
 from oncely.core.batch import Reject
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.lost import refuse_foreign
 from oncely.ledgers.topic.records import View, replay_group
+from oncely.ledgers.topic.takeover import refuse_foreign
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
 
 

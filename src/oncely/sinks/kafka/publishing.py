@@ -20,8 +20,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.producer import Columns
-from oncely.clients.kafka.sender import Sender
+from oncely.clients.kafka.sender import Columns, Sender
 from oncely.core.batch import Batch, Chunk, Packet, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence
 from oncely.core.digest import digest_sum

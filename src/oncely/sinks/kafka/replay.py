@@ -29,7 +29,7 @@ from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.core.amendments import Containing, replayed
 from oncely.core.batch import Reject, Rejection
 from oncely.core.claim import Amendment, PositionMoved
-from oncely.core.topics import Position, TopicPartition
+from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.ledgers.topic.cluster import Cluster
 from oncely.ledgers.topic.compare_and_set import compare_and_set

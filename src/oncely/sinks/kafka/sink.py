@@ -14,7 +14,7 @@ from oncely.clients.kafka import producer_settings, topics
 from oncely.clients.kafka.sender import Sender
 from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Packet, Reject
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, check
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import moving, run_concurrently, write_positions

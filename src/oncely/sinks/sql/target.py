@@ -18,8 +18,8 @@ from oncely.clients.sql.connection import (
     TableAltered,
     TableName,
     TableTypes,
+    transaction,
 )
-from oncely.clients.sql.session import transaction
 from oncely.core.digest import Kind, Recipe
 from oncely.decode.schema import is_json
 from oncely.errors import TableMismatch

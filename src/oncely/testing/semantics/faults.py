@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.producer import Producer
+from oncely.clients.kafka.sender import Producer
 from oncely.clients.sql.connection import (
     Answer,
     Connection,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import InvariantViolation
 from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage
 

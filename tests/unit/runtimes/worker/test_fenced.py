@@ -10,7 +10,7 @@ import pytest
 from oncely.cli.progress import sentence
 from oncely.core import events
 from oncely.core.claim import Fence, Opened
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from tests.unit.runtimes.worker.test_watch import OURS, Run
 

@@ -13,7 +13,7 @@ from oncely.clients.kafka.inbox import Polled
 from oncely.commit import backoff
 from oncely.core import events
 from oncely.core.claim import Fence
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 from oncely.runtimes import retries
 from oncely.runtimes.takeover import Taken

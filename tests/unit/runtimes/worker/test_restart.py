@@ -10,8 +10,7 @@ import pytest
 
 from oncely.core import events
 from oncely.core.claim import Fence
-from oncely.core.ranges import OffsetRange
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.runtimes.worker.assignment import Fetched, Limits, Work
 from oncely.runtimes.worker.member import Member

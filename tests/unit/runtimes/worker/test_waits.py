@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.runtimes.worker.filters import Admitted, Gates, Waits
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -13,7 +13,7 @@ from oncely.clients.kafka.inbox import Polled
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
-from oncely.core.topics import SourceIdentity, TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
