@@ -35,11 +35,10 @@ from bench.measure import IN_BULK, NO_OPTIONS, Sample
 from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, record, row, wrong_table
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
-from oncely.core.budget import Budget
-from oncely.core.claim import Fence
+from oncely.core.claim import Budget, Fence
 from oncely.pipeline import Pipeline
+from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
-from oncely.runtimes.batches.task import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs

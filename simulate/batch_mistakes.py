@@ -15,10 +15,9 @@ from oncely.clients.kafka.reader import Reader
 from oncely.commit.run import OpenRun
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
-from oncely.runtimes.batches import task
-from oncely.runtimes.batches.commit import PartitionCommit
+from oncely.runtimes.batches import commit
+from oncely.runtimes.batches.commit import PartitionCommit, Reading
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.batches.task import Reading
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.takeover import SameLog, Takeovers
 from oncely.sources.kafka import KafkaSource, Look
@@ -64,8 +63,8 @@ def _any_end_proves() -> AbstractContextManager[object]:
 
 def _truncated_input() -> AbstractContextManager[object]:
     """An input that ends early looks complete."""
-    fetched = task.fetched
-    return _patch(task, "fetched", lambda *given: islice(fetched(*given), 2))
+    fetched = commit.fetched
+    return _patch(commit, "fetched", lambda *given: islice(fetched(*given), 2))
 
 
 def _high_watermark_planned() -> AbstractContextManager[object]:

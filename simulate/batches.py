@@ -21,7 +21,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.runtimes import pipelined_commit
-from oncely.runtimes.batches import plan, run, task
+from oncely.runtimes.batches import commit, plan, run
 from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun, RunSettings
 from oncely.runtimes.chunks import Bounds
@@ -342,8 +342,8 @@ def _scripted(world: BatchWorld) -> Iterator[None]:
         (reader, "time", clock),
         (reader, "make", consumer),
         (plan, "OFFSETS_A_TASK", _OFFSETS_A_TASK),
-        (task, "PipelinedCommit", Commit),
-        (task, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
+        (commit, "PipelinedCommit", Commit),
+        (commit, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
     ]
     with ExitStack() as stack:
         for where, name, what in patches:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, Self
 
 from oncely.commit.path import Outcome
-from oncely.core.budget import Budget
+from oncely.core.claim import Budget
 from oncely.errors import Unavailable
 from oncely.runtimes.jobs.base import Attempt, Task, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit

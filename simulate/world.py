@@ -15,7 +15,7 @@ import pyarrow as pa
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols
 from oncely.commit import path
-from oncely.commit.by_key import ByKey
+from oncely.commit.path import ByKey
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from oncely.clients.files.store import Store
 from oncely.clients.kafka.transaction import Message
-from oncely.core.budget import RejectCount
+from oncely.core.claim import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner

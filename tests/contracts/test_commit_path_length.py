@@ -23,16 +23,14 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import publish
 from oncely.commit.replay import replay
 from oncely.core.batch import Batch
-from oncely.core.budget import Budget
-from oncely.core.claim import Counts, Fence
+from oncely.core.claim import Budget, Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded
 from oncely.files.compact import compact
 from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.pipeline.destination import LedgerState
-from oncely.pipeline.reject_filter import RejectFilter
-from oncely.pipeline.rejects import discard
-from oncely.runtimes.batches.task import CommitPlan, Reading, commit_chunks
+from oncely.pipeline.rejects import RejectFilter, discard
+from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows
@@ -179,7 +177,7 @@ def test_a_chunk_into_a_topic(broker: Broker) -> None:
 
 def handed_over(what: str, crossed: Crossed) -> None:
     """What a task has read is committed in another thread."""
-    in_the_table(what, crossed, before=["task.commit_chunks"])
+    in_the_table(what, crossed, before=["commit.commit_chunks"])
 
 
 def test_a_batch_into_a_table(place: Place) -> None:

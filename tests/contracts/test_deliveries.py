@@ -15,8 +15,7 @@ import pytest
 
 from oncely.commit.delivery import commit_chunk
 from oncely.commit.path import pass_over
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Claim, Counts, Notes, Takeover
+from oncely.core.claim import Claim, Counts, Notes, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
 from oncely.ledgers.sql.ledger import SqlLedger

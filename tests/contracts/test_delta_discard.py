@@ -17,7 +17,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import DISCARDED, Reject
 from oncely.errors import Unavailable
 from oncely.pipeline.destination import LedgerState
-from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
 from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink

@@ -21,7 +21,7 @@ from psycopg.rows import dict_row
 from oncely.clients.sql import postgres_lent
 from oncely.clients.sql.connection import Contention, close_all, connect
 from oncely.commit.backoff import Backoff
-from oncely.commit.by_key import ByKey
+from oncely.commit.path import ByKey
 from oncely.core.batch import BudgetSpent, Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
 from oncely.core.lanes import lane_of

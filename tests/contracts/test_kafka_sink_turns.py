@@ -15,7 +15,7 @@ from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.claim import Claim, PositionMoved, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
-from oncely.ledgers.topic import turns
+from oncely.ledgers.topic import cluster
 from oncely.ledgers.topic.cluster import Cluster, Turn
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
@@ -182,7 +182,7 @@ def test_an_instance_for_other_topics_is_not_used(topics: Topics) -> None:
 
 
 def test_few_instances_wait(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "KEPT", 2)
+    monkeypatch.setattr(cluster, "KEPT", 2)
     sink, fence = ready(topics.sink(), {T0: 0, T1: 0})
     for start in (0, 3):
         both = chunk(

@@ -16,7 +16,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.pipeline.delta_destination import DeltaDestination
-from oncely.pipeline.problems import PROBED, Inspection
+from oncely.pipeline.destination import PROBED, Inspection
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 from tests.contracts.looking import create

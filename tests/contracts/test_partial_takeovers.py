@@ -16,8 +16,16 @@ from oncely.commit.path import pass_over
 from oncely.commit.replay import replay
 from oncely.commit.run import OpenRun, save
 from oncely.core.batch import Reject
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, PositionMoved, Takeover
+from oncely.core.claim import (
+    Claim,
+    Counts,
+    Fence,
+    Notes,
+    Opened,
+    PositionMoved,
+    RejectCount,
+    Takeover,
+)
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
 from oncely.ledgers.sql import takeover as sql

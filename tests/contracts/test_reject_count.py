@@ -11,8 +11,7 @@ import pytest
 
 from oncely.commit.path import Outcome
 from oncely.commit.run import OpenRun
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Counts, Takeover
+from oncely.core.claim import Counts, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
 from oncely.runtimes.batches.commit import PartitionCommit

@@ -13,8 +13,16 @@ import pytest
 
 from oncely.commit.path import publish
 from oncely.core.batch import Batch
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Claim, Counts, Fence, Notes, PositionMoved, QueryBatch, Takeover
+from oncely.core.claim import (
+    Claim,
+    Counts,
+    Fence,
+    Notes,
+    PositionMoved,
+    QueryBatch,
+    RejectCount,
+    Takeover,
+)
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
 from oncely.runtimes.batches.commit import PartitionCommit

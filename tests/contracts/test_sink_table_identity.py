@@ -12,7 +12,7 @@ from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.destination import Inspection
 from oncely.pipeline.sql_destination import check_table, look
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers import pginstall

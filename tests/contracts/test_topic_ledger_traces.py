@@ -27,8 +27,16 @@ from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.sender import Producer
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch
-from oncely.core.budget import RejectCount
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, Notes, PositionMoved, Takeover
+from oncely.core.claim import (
+    NO_RECORDS,
+    Claim,
+    Counts,
+    Fence,
+    Notes,
+    PositionMoved,
+    RejectCount,
+    Takeover,
+)
 from oncely.core.ledger import Entry, Fenced, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced as RunFenced

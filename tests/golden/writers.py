@@ -34,8 +34,16 @@ from oncely.clients.sql.connection import (
 from oncely.clients.sql.dialects import dialect_for
 from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Reject
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, QueryBatch, Takeover
+from oncely.core.claim import (
+    Amendment,
+    Claim,
+    Counts,
+    Fence,
+    Notes,
+    QueryBatch,
+    RejectCount,
+    Takeover,
+)
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact

@@ -11,8 +11,7 @@ from typing import Any
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence, Notes, Opened, Takeover
+from oncely.core.claim import Fence, Notes, Opened, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.processes import kill_self

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from oncely.config import parse
 from oncely.pipeline import Pipeline
-from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import RejectFilter
 from oncely.testing.faults import KillAt
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence, Notes, Opened, Takeover
+from oncely.core.claim import Fence, Notes, Opened, RejectCount, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from tests.scenarios import commit_jobs

@@ -19,7 +19,7 @@ from oncely.audit.evidence import Bounds, Log
 from oncely.audit.matching import PLACE, side
 from oncely.audit.outcome import Compared, Outcome
 from oncely.audit.report import Report, Undecided
-from oncely.audit.window import Window
+from oncely.audit.spark_rows import Window
 from oncely.config import PipelineSettings
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import SourceMismatch

@@ -9,6 +9,8 @@ record, what is there twice too, and only a row of no record has no offset.
 That recomputation decides alone only if the ledger's digest confirms it. Without one a transform
 that has changed looks like damage; so damage is reported if the counts show it, or if files are
 missing, and the records that are named are those of today's transform.
+
+Ranges that overlap, directly or by a file, are one group.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from oncely.audit.compare import COUNTS_CHANGED, Rules
 from oncely.audit.evidence import Bounds, Log, Snapshot, Span, joined
@@ -28,8 +31,9 @@ from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.stored.data_file import Unreadable
 from oncely.audit.tally import MODULUS, added
 from oncely.core.claim import Counts
+from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.expected import REJECT, ROWS, Expected
-from oncely.core.ranges import OffsetRange, TopicPartition, grouped
+from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 
 Digests = npt.NDArray[np.uint64]
 
@@ -524,3 +528,82 @@ def _less(digests: Digests, number: Any, others: Digests, of_others: Any) -> npt
     same = same[others[place[same]] == digests[same]]
     there[same] = of_others[place[same]]
     return np.asarray(np.maximum(number - there, 0))
+
+
+@dataclass(frozen=True)
+class Node:
+    """Something that covers offsets: a file, or an entry of the history.
+
+    Attributes:
+        spans: the offsets, of one or several partitions.
+        what: the thing itself.
+    """
+
+    spans: tuple[Span, ...]
+    what: Any
+
+
+@dataclass(frozen=True)
+class Component:
+    """Nodes whose offsets overlap, and all their offsets: ascending, disjoint, not touching within
+    a partition."""
+
+    spans: tuple[Span, ...]
+    nodes: tuple[Node, ...]
+
+
+def components(
+    nodes: Sequence[Node], whole: Mapping[TopicPartition, OffsetRange]
+) -> list[Component]:
+    """Connected nodes, and the offsets that no node covers, ascending.
+
+    Args:
+        nodes: their offsets may reach beyond ``whole``.
+        whole: the offsets that the components cover.
+    """
+    leader = _connected(nodes)
+    by_leader = grouped((leader(at), node) for at, node in enumerate(nodes))
+    found = [_component(own) for own in by_leader.values()]
+    covered = grouped(span for one in found for span in one.spans)
+    for tp, range_ in whole.items():
+        found += [Component((Span(tp, gap),), ()) for gap in range_.minus(covered.get(tp, ()))]
+    return sorted(found, key=lambda one: one.spans)
+
+
+def _connected(nodes: Sequence[Node]) -> Any:
+    """A function from a node's index to that of the first node of its component."""
+    parent = list(range(len(nodes)))
+
+    def leader(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    edges = grouped((tp, (one, at)) for at, node in enumerate(nodes) for tp, one in node.spans)
+    for own in edges.values():
+        end, before = -1, 0
+        for range_, at in sorted(own):
+            if range_.start < end:
+                first, second = sorted((leader(at), leader(before)))
+                parent[second] = first
+            end, before = max(end, range_.end), at
+    return leader
+
+
+def _component(nodes: Sequence[Node]) -> Component:
+    ranges = grouped(span for node in nodes for span in node.spans)
+    spans = [Span(tp, one) for tp, own in sorted(ranges.items()) for one in normalize(own)]
+    return Component(tuple(spans), tuple(nodes))
+
+
+def recipe_of(schema: pa.Schema) -> Recipe:
+    """The recipe of all columns that a digest can cover."""
+    return Recipe.of({one.name: kind_of(one.type) for one in schema}, offset=False)
+
+
+def digests_of(rows: pa.Table, recipe: Recipe, at: str) -> Rows:
+    """The digest of each row. A column that the rows lack is null in all of them."""
+    there = tuple(one for one in recipe.columns if one[0] in rows.column_names)
+    uncovered = frozenset(rows.column_names) - {name for name, _ in there}
+    return Rows(row_digests(rows, None, Recipe(there, recipe.offset)), lambda _: at, uncovered)

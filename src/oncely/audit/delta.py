@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.dataset
 
 from oncely.audit.claims import claimed
-from oncely.audit.content import Group, Rows
+from oncely.audit.content import Component, Group, Node, Rows, components, digests_of, recipe_of
 from oncely.audit.delta_snapshot import OTHERS, DeltaSnapshot, snapshot_of, total
 from oncely.audit.evidence import Committed, Holder, Keys, OfLedger, Span, among
-from oncely.audit.grouping import Component, Node, components, digests_of, recipe_of
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
 from oncely.clients.delta import DeltaConnect, connect

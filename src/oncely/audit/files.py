@@ -21,9 +21,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from oncely.audit.content import Group, Rows
+from oncely.audit.content import Component, Group, Node, Rows, components, digests_of, recipe_of
 from oncely.audit.evidence import Committed, OfLedger, Span
-from oncely.audit.grouping import Component, Node, components, digests_of, recipe_of
 from oncely.audit.report import Finding, Proof
 from oncely.audit.stored.data_file import Unreadable, row_count, rows_of
 from oncely.audit.stored.log import Topics

@@ -21,10 +21,9 @@ from oncely.audit.evidence import Log
 from oncely.audit.of_pipeline import audit, log_of, no_rows
 from oncely.audit.page import page
 from oncely.audit.report import Report
-from oncely.audit.spark_rows import sqlite_rows, topic_rows
+from oncely.audit.spark_rows import sqlite_rows, topic_rows, window_of
 from oncely.audit.spec import Dataset, Pair, is_pair, parse_pair
 from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
-from oncely.audit.window import window_of
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import screen
 from oncely.cli.audit import show_report
@@ -48,7 +47,7 @@ from oncely.errors import ConfigError, Interrupted, OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark import session
-from oncely.runtimes.spark.expected_rows import RowPlan, expected_rows
+from oncely.runtimes.spark.batch_commit import RowPlan, expected_rows
 from oncely.secrets import scope
 
 if TYPE_CHECKING:

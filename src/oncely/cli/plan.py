@@ -13,9 +13,8 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, cell, show
-from oncely.pipeline.destination import Connections, SinkFacts, TopicPlan
+from oncely.pipeline.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
-from oncely.pipeline.problems import Problem
 from oncely.reject_summary import printable
 
 if TYPE_CHECKING:

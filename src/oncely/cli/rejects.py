@@ -10,8 +10,7 @@ from oncely.cli.opened import opened
 from oncely.cli.options import WhichRejects
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, show
-from oncely.pipeline.reject_filter import RejectFilter, filter_of
-from oncely.pipeline.rejects import Reason
+from oncely.pipeline.rejects import Reason, RejectFilter, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.reject_summary import printable
 from oncely.runtimes.spark import session

@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
-from oncely.core.batch import Chunk
-from oncely.core.claim import NO_RECORDS
-from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, TopicPartition, normalize
-from oncely.core.rewrite import (
+from oncely.core.batch import (
+    Chunk,
     Produce,
     Rewrite,
     RewriteKind,
@@ -26,6 +23,9 @@ from oncely.core.rewrite import (
     add_up,
     silent,
 )
+from oncely.core.claim import NO_RECORDS
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput
 from oncely.sinks.base import RewritesRecords
 

@@ -21,16 +21,18 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery, Order
 from oncely.commit.path import Outcome, attempts, pass_over, publish, require_current
 from oncely.core.batch import Batch
-from oncely.core.budget import NOTHING_COUNTED, Budget, RejectCount
 from oncely.core.claim import (
     NO_RECORDS,
     NOT_COUNTED,
+    NOTHING_COUNTED,
+    Budget,
     Claim,
     Counts,
     Fence,
     Notes,
     Opened,
     Positions,
+    RejectCount,
     Takeover,
 )
 from oncely.core.ledger import Entry

@@ -1,8 +1,12 @@
-"""Values that sinks write: the records of a transaction, their rows and their rejections."""
+"""Values that sinks write: the records of a transaction, their rows and their rejections.
+
+A rewrite replaces rows and dead letters of records below the position; an amendment of the history
+tells what a replay or a rewrite changes in committed ranges.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any, Literal, NamedTuple, Self
@@ -11,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.core.budget import RAISE_BUDGET
-from oncely.core.claim import NO_RECORDS, Counts
+from oncely.core.claim import NO_RECORDS, RAISE_BUDGET, UNKNOWN, Amendment, Counts
 from oncely.core.digest import Digests, digest_sums
+from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved, normalize
-from oncely.errors import OncelyError, TooManyRejects, Unavailable
+from oncely.errors import OncelyError, TooManyRejects, Unavailable, check
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked, printable
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -404,3 +408,183 @@ class BudgetSpent(TooManyRejects):
         return TooManyRejects(
             self.message, way_out=self.way_out, refused=chunk.refused(self.rejections)
         )
+
+
+Containing = Callable[[TopicPartition, Sequence[int]], Mapping[int, OffsetRange]]
+"""Returns the committed range of each offset; offsets of none are left out."""
+
+
+def changed(new: Counts, old: Counts) -> Counts:
+    """What replacing the content of a range changes.
+
+    If the digest of the change is not known, neither is that of a sum with it.
+    """
+    counts = (
+        new.records - old.records,
+        new.rows - old.rows,
+        new.rejects - old.rejects,
+        new.filtered - old.filtered,
+    )
+    with_rows = [one for one in (new, old) if one.rows]
+    recipes = {one.recipe for one in with_rows}
+    if len(recipes) > 1 or any(one.digest is None for one in with_rows):
+        return Counts(*counts, None, UNKNOWN)
+    digests = [one.digest or 0 if one.rows else 0 for one in (new, old)]
+    return Counts(*counts, (digests[0] - digests[1]) % (1 << 64), "".join(recipes))
+
+
+def replayed(
+    chunk: Chunk,
+    row_record: IntArray,
+    failed: Collection[int],
+    digests: Digests | None,
+    containing: Containing,
+) -> list[Amendment]:
+    """One amendment for each committed range of which dead letters were replayed.
+
+    Args:
+        chunk: the replayed records.
+        row_record: the record of each row that was written.
+        failed: the records that are dead letters still.
+        digests: the digests of these rows.
+        containing: finds committed ranges. The letters of no range have an amendment together.
+    """
+    rows = np.bincount(row_record, minlength=chunk.records).tolist()
+    sums: Sequence[int | None] = [None] * chunk.records
+    recipe = ""
+    if digests is not None:
+        sums = digest_sums(digests.of_row, row_record, chunk.records)
+        recipe = digests.recipe
+    moved: dict[TopicPartition, dict[int, Counts]] = {}
+    for record in set(range(chunk.records)).difference(failed):
+        one = Counts(0, rows[record], -1, 0 if rows[record] else 1, sums[record], recipe)
+        tp = chunk.partitions[chunk.partition[record]]
+        moved.setdefault(tp, {})[int(chunk.offset[record])] = one
+    return [one for tp, own in sorted(moved.items()) for one in _of(tp, own, containing)]
+
+
+def _of(tp: TopicPartition, moved: Mapping[int, Counts], containing: Containing) -> list[Amendment]:
+    ranges = containing(tp, sorted(moved))
+    groups: dict[OffsetRange | None, list[int]] = {}
+    for at in sorted(moved):
+        groups.setdefault(ranges.get(at), []).append(at)
+    return [
+        Amendment(
+            tp,
+            OffsetRange(own[0], own[-1] + 1),
+            "replay",
+            sum((moved[at] for at in own[1:]), moved[own[0]]),
+        )
+        for own in groups.values()
+    ]
+
+
+RewriteKind = Literal["repair", "backfill"]
+"""repair: rows are again what was committed; backfill: rows are what the present transform makes of
+the records."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """The content of one transaction that rewrites records of one topic-partition.
+
+    Attributes:
+        kind: the kind of the amendment in the history.
+        partition: the topic-partition.
+        offsets: the offsets that are rewritten: ascending, disjoint, and below the position.
+            Nothing that they have produced stays.
+        expected: the ledger's entry on which that was decided. No run and no reset may have taken
+            the position since; it may have moved on.
+        chunk: the present outcome of their records. Records that it does not contain produce
+            nothing.
+        upto: the end of the last range.
+    """
+
+    kind: RewriteKind
+    partition: TopicPartition
+    offsets: Sequence[OffsetRange]
+    expected: Entry
+    chunk: Chunk
+
+    def __post_init__(self) -> None:
+        check(bool(self.offsets), "a rewrite of no offsets")
+        check(self.upto <= self.expected.position, "a rewrite beyond the position")
+
+    @property
+    def upto(self) -> int:
+        """The end of the last range."""
+        return self.offsets[-1].end
+
+    @property
+    def whole(self) -> OffsetRange:
+        """From the first offset to the end of the last range."""
+        return OffsetRange(self.offsets[0].start, self.upto)
+
+    def only(self, offsets: Sequence[OffsetRange]) -> Rewrite:
+        """The rewrite of some of its offsets."""
+        chunk = self.chunk.keep({self.partition: offsets})
+        return replace(self, offsets=offsets, chunk=chunk)
+
+    def without(self, left: Collection[int]) -> Rewrite | None:
+        """The rewrite of all but some offsets; None if there are no others."""
+        ranges = [OffsetRange(at, at + 1) for at in left]
+        others = [part for one in self.offsets for part in one.minus(ranges)]
+        return self.only(others) if others else None
+
+
+class Rewritten(NamedTuple):
+    """The effect of a rewrite.
+
+    Attributes:
+        removed_rows, removed_rejects: what the records had produced before.
+        counts: what they have produced now.
+        refused: records whose rows the destination refuses now, with the reason: what they had
+            produced was left as it is.
+    """
+
+    removed_rows: int
+    removed_rejects: int
+    counts: Counts
+    refused: Mapping[tuple[TopicPartition, int], str] = {}
+
+
+def add_up(a: Rewritten, b: Rewritten) -> Rewritten:
+    """The sum of two effects."""
+    return Rewritten(
+        a.removed_rows + b.removed_rows,
+        a.removed_rejects + b.removed_rejects,
+        a.counts + b.counts,
+        {**a.refused, **b.refused},
+    )
+
+
+Tell = Callable[[RewriteKind, Mapping[TopicPartition, Sequence[OffsetRange]], Rewritten], None]
+"""Is called after each transaction, with its offsets; none if they are not known."""
+
+
+def silent(*_: object) -> None:
+    """A :data:`Tell` that does nothing."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Offsets whose rows can't be told apart: they are rewritten together.
+
+    Attributes:
+        spans: the offsets; per topic-partition ascending and disjoint.
+        names: what contains their rows now, such as paths of files.
+        problem: the reason why they can't be rewritten; empty if they can.
+    """
+
+    spans: Mapping[TopicPartition, Sequence[OffsetRange]]
+    names: Sequence[str] = ()
+    problem: str = ""
+
+    @property
+    def offsets(self) -> int:
+        """The number of offsets."""
+        return sum(one.end - one.start for own in self.spans.values() for one in own)
+
+
+Produce = Callable[[TopicPartition, OffsetRange, Collection[int]], Iterator[Chunk]]
+"""The present outcome of the records of a range, in chunks, without some offsets."""

@@ -22,9 +22,7 @@ import pyarrow.parquet as pq
 
 from oncely.clients.delta import Change, DeltaTables
 from oncely.clients.files.store import NoSuchFile, Store
-from oncely.core.amendments import Containing
-from oncely.core.batch import Reject
-from oncely.core.budget import RejectCount
+from oncely.core.batch import Containing, Reject
 from oncely.core.claim import (
     Amendment,
     Claim,
@@ -34,6 +32,7 @@ from oncely.core.claim import (
     Opened,
     PositionMoved,
     Positions,
+    RejectCount,
     Takeover,
 )
 from oncely.core.ledger import Entry

@@ -19,8 +19,7 @@ from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError
-from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.problems import PROBED, Inspection
+from oncely.pipeline.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
 from oncely.sinks.base import Discard

@@ -13,8 +13,7 @@ from oncely.clients.files.store import connect as connect_files
 from oncely.config import FilesSinkSettings, JsonDecode
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
-from oncely.pipeline.destination import SinkFacts, SinkPlan
-from oncely.pipeline.problems import PROBED, Inspection
+from oncely.pipeline.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.pipeline.topic_destination import TopicDestination
 from oncely.sinks.files.rewrite import FilesRewrites, replay_into_files
 from oncely.sinks.files.sink import FilesSink, Topics

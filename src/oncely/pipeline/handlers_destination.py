@@ -15,8 +15,7 @@ from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.sql_destination import check_table, checks, dead_letters, look, session
 from oncely.sinks.base import Discard
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError

@@ -14,8 +14,7 @@ from oncely.config import parse
 from oncely.config.urls import passwords
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.pipeline import Pipeline
-from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, table_of
-from oncely.pipeline.proposed_file import written
+from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, table_of, written
 from oncely.secrets import scope
 from oncely.sources.sample import sample
 

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.expected import PipelineExpected
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
-    from oncely.pipeline.reject_filter import RejectFilter
-    from oncely.pipeline.rejects import Discarded, Rejects
+    from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
     from oncely.pipeline.repair import Found, Repaired
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced

@@ -17,13 +17,14 @@ from oncely.ledgers.same_source import same_topics
 from oncely.pipeline.destination import (
     LOST_WAY_OUT,
     Connections,
+    Inspection,
     LedgerState,
+    Problem,
     SinkFacts,
     SinkPlan,
     TopicPlan,
 )
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.problems import Inspection, Problem
 from oncely.pipeline.working import refuse_unfit
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe, refusals

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import NOTHING, Damage, entry_of, spans
-from oncely.core.batch import Chunk, Reject
+from oncely.core.batch import Chunk, Produce, Reject, RewriteKind, Rewritten, Together, add_up
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
-from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together, add_up
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.reread import Work, records_gone, rewriting
 from oncely.sinks.base import RewritesRecords

@@ -12,10 +12,9 @@ import pyarrow as pa
 
 from oncely.config import KafkaSinkSettings
 from oncely.core import events
-from oncely.core.batch import Chunk, Reject, Rejection
+from oncely.core.batch import Chunk, Reject, Rejection, RewriteKind, Rewritten, Tell, silent
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.core.rewrite import RewriteKind, Rewritten, Tell, silent
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding

@@ -26,8 +26,15 @@ from oncely.errors import ConfigError, TableMismatch
 from oncely.ledgers.sql.activity import activity
 from oncely.ledgers.sql.same_table import check_known_table, check_same_table
 from oncely.ledgers.sql.takeover import require_ledger
-from oncely.pipeline.destination import Connections, LedgerState, SinkFacts, SinkPlan, refusal
-from oncely.pipeline.problems import Check, Inspection
+from oncely.pipeline.destination import (
+    Check,
+    Connections,
+    Inspection,
+    LedgerState,
+    SinkFacts,
+    SinkPlan,
+    refusal,
+)
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.sinks.base import Discard
 from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room

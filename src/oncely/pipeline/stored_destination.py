@@ -29,8 +29,7 @@ from oncely.ledgers.stores.kafka import KafkaStore
 from oncely.ledgers.stores.redis import RedisStore
 from oncely.ledgers.stores.sql import SqlStore
 from oncely.ledgers.stores.zookeeper import ZooKeeperStore
-from oncely.pipeline.destination import LOST_WAY_OUT, Destination, LedgerState, SinkPlan
-from oncely.pipeline.problems import Inspection
+from oncely.pipeline.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.sinks.base import (
     Discard,
     ReplaysDeadLetters,

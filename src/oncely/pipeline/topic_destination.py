@@ -17,8 +17,14 @@ from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError, TableMismatch
 from oncely.ledgers.topic.cluster import Connect, PipelineTopics
-from oncely.pipeline.destination import LedgerState, SinkFacts, SinkPlan, TopicPlan
-from oncely.pipeline.problems import Check, Inspection
+from oncely.pipeline.destination import (
+    Check,
+    Inspection,
+    LedgerState,
+    SinkFacts,
+    SinkPlan,
+    TopicPlan,
+)
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sinks.files.sink import FilesSink
 from oncely.sinks.kafka.sink import KafkaSink

@@ -11,12 +11,10 @@ from contextvars import copy_context
 from typing import Self, TypeVar
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.by_key import ByKey
 from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome, commit
+from oncely.commit.path import ByKey, Outcome, commit
 from oncely.core.batch import Chunk
-from oncely.core.budget import Budget
-from oncely.core.claim import Fence
+from oncely.core.claim import Budget, Fence
 from oncely.errors import check
 from oncely.sinks.base import CommitsChunks
 

@@ -15,11 +15,20 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Chunk, IntArray, Packet, Reject, Rejection, Staged
+from oncely.core.batch import (
+    Batch,
+    Chunk,
+    IntArray,
+    Packet,
+    Reject,
+    Rejection,
+    Rewrite,
+    Rewritten,
+    Staged,
+)
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.errors import Stopped
 from oncely.ledgers.base import Ledger
 

@@ -11,7 +11,7 @@ from typing import Literal
 from oncely.audit.wording import plural
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import RejectFilter
 from oncely.sources.reset import Verb
 from oncely.web.model import Problem, tried
 

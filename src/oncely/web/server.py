@@ -24,8 +24,7 @@ from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
 from oncely.pipeline import Pipeline
 from oncely.pipeline.offsets import Reset
-from oncely.pipeline.reject_filter import RejectFilter, filter_of
-from oncely.pipeline.rejects import Discarded
+from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
 from oncely.sources.reset import verb_of
 from oncely.web import page
 from oncely.web.access import Access

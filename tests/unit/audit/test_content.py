@@ -12,9 +12,8 @@ import pytest
 
 from oncely.audit import content
 from oncely.audit.compare import Rules
-from oncely.audit.content import Group, Rows
+from oncely.audit.content import Group, Rows, digests_of, recipe_of
 from oncely.audit.evidence import Span
-from oncely.audit.grouping import digests_of, recipe_of
 from oncely.core.claim import Counts
 from oncely.core.digest import Recipe, digest_sum
 from oncely.core.expected import ROWS

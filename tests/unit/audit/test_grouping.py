@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from oncely.audit.content import Node, components
 from oncely.audit.evidence import Span
-from oncely.audit.grouping import Node, components
 from oncely.core.ranges import OffsetRange
 from tests.sinktools import T0, T1
 

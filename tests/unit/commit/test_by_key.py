@@ -13,12 +13,10 @@ import pyarrow as pa
 import pytest
 
 from oncely.clients.sql.connection import close_all
-from oncely.commit.by_key import ByKey
 from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome, commit, pass_over
+from oncely.commit.path import ByKey, Outcome, commit, pass_over
 from oncely.core.batch import Chunk
-from oncely.core.budget import Budget
-from oncely.core.claim import Claim, Fence, Finished, Opened, PositionMoved, Takeover
+from oncely.core.claim import Budget, Claim, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.lanes import lane_of
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition

@@ -12,7 +12,7 @@ import oncely
 from oncely import ConfigError, Pipeline, Worker, load, parse, write_stream
 from oncely.core.ranges import TopicPartition
 from oncely.jobs import job
-from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import RejectFilter
 
 P0, WHICH, BAD = TopicPartition("t", 0), RejectFilter("x"), object()
 STREAM = {"df": BAD, "name": "n", "url": "u", "table": "t", "checkpoint": "c"}

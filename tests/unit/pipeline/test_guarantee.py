@@ -8,8 +8,8 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
+from oncely.pipeline.destination import Inspection
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.problems import Inspection
 from oncely.pipeline.sql_destination import _slots
 
 

@@ -18,8 +18,7 @@ from oncely.decode.schema import is_json
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline, init
 from oncely.pipeline.init import Wanted, _settings, _without_password
-from oncely.pipeline.proposal import Proposal, Records, propose, sink_of
-from oncely.pipeline.proposed_file import toml, written
+from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, toml, written
 from oncely.runtimes.chunks import Processing, records_of
 from tests import registrytools
 

@@ -13,7 +13,7 @@ from oncely.core.batch import Reject
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.reject_filter import RejectFilter
+from oncely.pipeline.rejects import RejectFilter
 
 NOON = 1_767_268_800_000  # 2026-01-01T12:00:00Z
 
@@ -73,7 +73,7 @@ def test_partitions_of_another_form_are_refused(text: str) -> None:
 
 
 def test_an_age_is_before_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncely.pipeline.reject_filter.time.time", lambda: NOON / 1000)
+    monkeypatch.setattr("oncely.pipeline.rejects.time.time", lambda: NOON / 1000)
     day = 86_400_000
     assert reject_filter(WhichRejects(since="12 hours", before="90d")) == RejectFilter(
         since=NOON - day // 2, before=NOON - 90 * day

@@ -13,8 +13,7 @@ import pytest
 
 from oncely.commit.path import Outcome
 from oncely.core.batch import Chunk
-from oncely.core.budget import Budget
-from oncely.core.claim import Claim, Counts, Fence
+from oncely.core.claim import Budget, Claim, Counts, Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
@@ -26,7 +25,7 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.task import Answer, CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Answer, CommitPlan, Reading, commit_chunks
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit

@@ -15,14 +15,12 @@ import pytest
 
 from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk, Staged
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence
+from oncely.core.claim import Fence, RejectCount
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.lake.file_format import FileFormat
 from oncely.lake.records import read_receipt
 from oncely.lake.scope_schemas import ScopeSchemas
-from oncely.runtimes.batches.commit import RangeCommit
-from oncely.runtimes.batches.task import Answer
+from oncely.runtimes.batches.commit import Answer, RangeCommit
 from oncely.sinks.files.task import FilesTask
 
 TASKS = 30

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from oncely.clients.sql.connection import Connection, Statement
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence, PositionMoved, QueryBatch
+from oncely.core.claim import Fence, PositionMoved, QueryBatch, RejectCount
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.ledgers.sql.tables import POSITIONS, VERSION, LedgerTables

@@ -50,8 +50,7 @@ from oncely.clients.sql.connection import (
     application_prefix,
     transaction,
 )
-from oncely.core.budget import NOTHING_COUNTED
-from oncely.core.claim import Fence, Opened, Positions, Takeover
+from oncely.core.claim import NOTHING_COUNTED, Fence, Opened, Positions, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch

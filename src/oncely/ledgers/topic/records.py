@@ -33,7 +33,7 @@ from typing import Literal
 
 import msgspec
 
-from oncely.core.budget import RejectCount
+from oncely.core.claim import RejectCount
 from oncely.core.ledger import Entry
 from oncely.core.ranges import Position, TopicPartition, from_tree
 from oncely.errors import OlderFormat, Stopped

@@ -66,8 +66,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from oncely.clients.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.core.budget import RejectCount
-from oncely.core.claim import Fence, Notes, Opened, Takeover
+from oncely.core.claim import Fence, Notes, Opened, RejectCount, Takeover
 from oncely.core.ranges import Position, TopicPartition, by_topic, from_tree
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
 from oncely.ledgers.same_source import same_cluster, same_topics

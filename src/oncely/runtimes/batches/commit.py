@@ -6,41 +6,303 @@ When the job has succeeded, the driver moves the positions over the holes behind
 
 Range commit: the tasks must have proved that they have read the planned ranges: only then do
 positions move to their ends, in the transaction that makes everything take effect.
+
+| task | reads | does | its answers |
+|---|---|---|---|
+| :func:`commit_chunks` | ranges | fetch, decode, transform, commit | an outcome for each range |
+| :func:`stage_ranges` | ranges | fetch, decode, transform, stage | ranges and staged output |
+| :func:`send_ranges` | ranges | fetch, decode, transform, pack | packets, and the ranges |
+| :func:`stage_packets` | packets | stage | its staged output |
+
+If tasks stage, nothing takes effect until the driver has all answers. So a task answers with the
+ranges that it has READ, and the driver compares them with the plan.
+
+Plans are pickled into the job, never into a plan of Spark or a configuration. Packets are Arrow's
+IPC format: a shuffle moves few large values instead of many small ones, and does not need the
+columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
+
+from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, behind, pass_over
 from oncely.commit.run import OpenRun, PublishingRun
-from oncely.core.batch import Batch, Reject
-from oncely.core.budget import refuse_beyond
-from oncely.core.claim import NO_RECORDS
+from oncely.core.batch import Batch, Chunk, Reject, Rejection, Staged
+from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.errors import InvariantViolation, TooManyRejects, check
-from oncely.reject_summary import RejectSummary
+from oncely.decode.base import Decoded, Decoder
+from oncely.decode.isolate_crashes import isolate_crashes
+from oncely.errors import DataLost, InvariantViolation, TooManyRejects, Unavailable, check
+from oncely.phases import phase, timed
+from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
-from oncely.runtimes.batches.task import (
-    MEND,
-    TOO_MANY,
-    Answer,
-    CommitPlan,
-    RangePlan,
-    Reading,
-    commit_chunks,
-    require_proved,
-    send_ranges,
-    stage_packets,
-    stage_ranges,
-)
-from oncely.runtimes.chunks import Bounds
-from oncely.runtimes.jobs.base import Jobs, all_of, sort_out
+from oncely.runtimes.chunks import Bounds, Processing, dead_letters
+from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out
+from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sinks.base import CommitsChunks, StagesBatches
+from oncely.sinks.base import CommitsChunks, StagesBatches, StagingTask
+from oncely.sources.kafka import KafkaSource
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The conversion of ranges to chunks.
+
+    Attributes:
+        source: the topics.
+        decoder: decodes the records.
+        transform: transforms the decoded rows.
+        needs: the columns of the records that decoder and sink read.
+        bounds: the limits of a chunk.
+        headers: the sink reads the records' headers.
+    """
+
+    source: KafkaSource
+    decoder: Decoder
+    transform: RowTransform
+    needs: frozenset[str]
+    bounds: Bounds = field(default_factory=Bounds)
+    headers: bool = False
+
+    @classmethod
+    def of(cls, run: OpenRun[Any, RowTransform], bounds: Bounds = Bounds()) -> Reading:  # noqa: B008 - frozen
+        """The reading of a run."""
+        headers = "headers" in run.sink.needs
+        return cls(run.source, run.decoder, run.transform, run.needs, bounds, headers)
+
+    def processing(self, *, again: bool = False) -> Processing:
+        """Makes chunks of records."""
+        decode, letters = isolating(self.decoder, again=again), partial(dead_letters, self.source)
+        return Processing(decode, self.transform, letters, self.headers)
+
+    def chunks(self, ranges: Ranges, *, again: bool) -> Iterator[Chunk]:
+        """The records of ranges. A normal end proves that all of them were read.
+
+        Raises the errors of :func:`fetched`.
+        """
+        starts = {tp: range_.start for tp, range_ in ranges.items()}
+        with closing(self.source):
+            tables = fetched(self.source, ranges, self.needs)
+            yield from self.processing(again=again).chunks(starts, tables, self.bounds)
+
+
+def fetched(source: KafkaSource, ranges: Ranges, needs: frozenset[str]) -> Iterator[pa.Table]:
+    """The records of ranges as tables, ascending in each partition.
+
+    Raises:
+        Unavailable: no answer; or records were deleted since the ranges were planned, which the
+            run finds when it opens again.
+        ConfigError: the broker refuses the client.
+    """
+    try:
+        yield from source.read(ranges, needs)
+    except DataLost as error:
+        raise Unavailable(error.message) from None
+
+
+def isolating(decoder: Decoder, *, again: bool) -> Callable[[pa.Table], Decoded]:
+    """The decoder; in a task's second attempt it runs in a child process first.
+
+    The first attempt may have died of a record that crashes the decoder.
+    """
+    return partial(isolate_crashes, decoder) if again else decoder.decode
+
+
+TOO_MANY = "{} records of this batch can't be written"
+MEND = "correct decode or transform"
+
+
+# -- plans and answers -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CommitPlan:
+    """The parameters of a task that commits."""
+
+    delivery: Delivery[CommitsChunks]
+    fence: Fence
+    budget: Budget
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """The parameters of a task that stages ranges.
+
+    Attributes:
+        buckets: the number of parts into which rows are shuffled; 0: the task stages them itself.
+        max_rejects: the maximum number of rejects of the whole batch; a task that exceeds it
+            refuses the batch independently of other tasks.
+    """
+
+    sink: StagesBatches
+    fence: Fence
+    batch_id: int
+    reading: Reading
+    buckets: int = 0
+    max_rejects: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a task to the driver; one that commits proves what it has read.
+
+    Attributes:
+        read: the ranges that it has staged or sent, each up to the offset after its last record.
+        counts: counts of their records by outcome; rows are those that were staged or sent.
+        rejects: dead letters.
+        staged: its staged output, or the description of its packets.
+        proved: the ranges that are proved to have no other records.
+    """
+
+    read: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
+    counts: Mapping[TopicPartition, Counts] = field(default_factory=dict)
+    rejects: tuple[Reject, ...] = ()
+    staged: Staged | None = None
+    proved: Ranges = field(default_factory=dict)
+
+
+def require_proved(found: Iterable[object], ranges: Ranges) -> None:
+    """Check that the tasks have proved that they have read all ranges, each once."""
+    proved: dict[TopicPartition, OffsetRange] = {}
+    for one in found:
+        if isinstance(one, Answer):
+            check(not proved.keys() & one.proved.keys(), "two tasks have read one topic-partition")
+            proved |= one.proved
+    check(proved == dict(ranges), "the tasks have not proved that they have read all ranges")
+
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+def commit_chunks(
+    plan: CommitPlan, share: Ranges, attempt: Attempt
+) -> Generator[Outcome | Answer, None, None]:
+    """Commit the records of a share in chunks; yield an outcome for each range of a chunk."""
+    # A second attempt decodes in forked children first, and a fork copies no thread.
+    with PipelinedCommit(plan.budget, overlap=not attempt.again) as hand:
+        for chunk in plan.reading.chunks(share, again=attempt.again):
+            yield from hand.finish()
+            hand.begin(plan.delivery, plan.fence, chunk)
+        yield from hand.finish()
+    yield Answer(proved=share)
+
+
+def stage_ranges(plan: RangePlan, share: Ranges, attempt: Attempt) -> Generator[Answer, None, None]:
+    """Stage the records of a share; yield one answer."""
+    tally = _Tally(plan.max_rejects)
+    with _staging(plan, attempt) as task:
+        for chunk in plan.reading.chunks(share, again=attempt.again):
+            with phase("write"):
+                refused = task.add(chunk)
+            tally.add(chunk, refused)
+        with phase("write"):
+            staged = task.finish()
+    yield tally.answer(share, staged)
+
+
+def send_ranges(
+    plan: RangePlan, share: Ranges, attempt: Attempt
+) -> Generator[Answer | ShuffleBlock, None, None]:
+    """Before a shuffle: yield the rows of a share in packets, each with a bucket, and one
+    answer."""
+    tally = _Tally(plan.max_rejects)
+    with _staging(plan, attempt) as task:
+        for chunk in plan.reading.chunks(share, again=attempt.again):
+            packets, refused = task.pack(chunk, plan.buckets)
+            tally.add(chunk, refused)
+            for bucket, data in packets:
+                yield ShuffleBlock(bucket, data)
+        staged = task.finish()
+    yield tally.answer(share, staged)
+
+
+def stage_packets(
+    plan: RangePlan, packets: Iterable[Any], attempt: Attempt
+) -> Generator[Answer, None, None]:
+    """After a shuffle: stage the packets of a bucket; yield one answer."""
+    with _staging(plan, attempt) as task:
+        for packet in timed("read", packets):
+            with phase("write"):
+                task.add_packet(packet)
+        with phase("write"):
+            staged = task.finish()
+    yield Answer(staged=staged)
+
+
+# -- parts ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _staging(plan: RangePlan, attempt: Attempt) -> Iterator[StagingTask]:
+    """The attempt's staging; a failed or cancelled task leaves no output."""
+    task = plan.sink.staging(plan.fence, plan.batch_id, attempt.number)
+    try:
+        yield task
+    except BaseException:
+        task.abandon()
+        raise
+
+
+class _Tally:
+    """Adds up the outcomes of a task's chunks.
+
+    Args:
+        max_rejects: the maximum number of rejects of the whole batch.
+    """
+
+    def __init__(self, max_rejects: int | None) -> None:
+        self._max_rejects = max_rejects
+        self._read: dict[TopicPartition, OffsetRange] = {}
+        self._counts: dict[TopicPartition, Counts] = {}
+        self._rejects: list[Reject] = []
+
+    def add(self, chunk: Chunk, refused: list[Rejection]) -> None:
+        """Count a chunk of which the sink has refused some records.
+
+        Raises:
+            TooManyRejects: more than the batch may have. Those of the chunk are not kept: the
+                number that a task stores, and sends to the driver, is bounded by the budget.
+        """
+        rejections = [*chunk.rejections, *refused]
+        self._check_budget(chunk, rejections)
+        self._rejects += chunk.dead_letters(rejections) if rejections else []
+        gone = np.isin(chunk.row_record, [one.record for one in refused])
+        for tp, counts in chunk.counts(chunk.row_record[~gone], rejections).items():
+            begun = self._read.get(tp, chunk.ranges[tp])
+            self._read[tp] = OffsetRange(begun.start, chunk.ranges[tp].end)
+            self._counts[tp] = self._counts.get(tp, NO_RECORDS) + counts
+
+    def _check_budget(self, chunk: Chunk, more: Sequence[Rejection]) -> None:
+        kept = self._rejects
+
+        def records(chosen: Sequence[int]) -> list[RejectSample]:
+            own = [more[at - len(kept)] for at in chosen if at >= len(kept)]
+            before = [kept[at].refused for at in chosen if at < len(kept)]
+            return before + (chunk.reject_samples(own) if own else [])
+
+        def refused() -> RejectSummary:
+            reasons = [one.reason for one in kept] + [one.reason for one in more]
+            return RejectSummary.of(reasons, records)
+
+        count = len(kept) + len(more)
+        refuse_beyond(
+            self._max_rejects, count, TOO_MANY.format(f"{count:,} or more"), MEND, refused
+        )
+
+    def answer(self, share: Ranges, staged: Staged) -> Answer:
+        """The answer of a task that has read its share."""
+        counts = {tp: staged.of_range(tp, done) for tp, done in self._counts.items()}
+        return Answer(self._read, counts, tuple(self._rejects), staged, share)
 
 
 @dataclass(kw_only=True)

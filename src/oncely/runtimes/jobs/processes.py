@@ -32,7 +32,7 @@ _NOT_STARTED = (EOFError, OSError)  # the process that starts the others has die
 # left out.
 _PRELOADED = [
     "oncely.runtimes.jobs.processes",
-    "oncely.runtimes.batches.task",
+    "oncely.runtimes.batches.commit",
     "oncely.runtimes.row_transform",
     "oncely.sources.kafka",
     "oncely.decode.json",

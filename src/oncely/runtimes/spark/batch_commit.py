@@ -6,6 +6,8 @@ while it writes them, or tasks have staged them as files. Rejects do not pass th
 query: a ``WHERE`` would drop them.
 
 The first stage is :func:`decode_task`: records become rows, or a reason and nulls.
+
+For an audit the rows that records become by decode and transform are a DataFrame, too.
 """
 
 from __future__ import annotations
@@ -16,21 +18,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from oncely.commit.path import Outcome
 from oncely.commit.run import PublishingRun
 from oncely.core.batch import Batch, Reject, Rejection, Staged
-from oncely.core.budget import refuse_beyond
-from oncely.core.claim import Counts, Opened, Takeover
+from oncely.core.claim import Counts, Opened, Takeover, refuse_beyond
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
+from oncely.runtimes.batches.commit import fetched, isolating
 from oncely.runtimes.batches.plan import Ranges, shares_of
-from oncely.runtimes.batches.task import fetched, isolating
-from oncely.runtimes.chunks import dead_letters
+from oncely.runtimes.chunks import Processing, dead_letters
 from oncely.runtimes.jobs.base import Attempt, all_of
+from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.jobs import SparkJobs, answered, collected, this_attempt
 from oncely.runtimes.spark.rows import (
     HeldRows,
@@ -266,3 +269,72 @@ def _given(rows: pa.Table, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 def _tables(batches: Iterable[pa.RecordBatch], attempt: Attempt) -> Generator[pa.Table, None, None]:
     del attempt
     yield from (pa.Table.from_batches([batch]) for batch in batches)
+
+
+TIME, DELETES = "_oncely_timestamp", "_oncely_deletes"
+_PLACE = (TOPIC, PARTITION, OFFSET, TIME)
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """The parameters of a task."""
+
+    decoder: Decoder
+    transform: RowTransform
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a row, its record, and whether the record deletes."""
+        rows = self.transform.output(self.decoder.schema)
+        more = [(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64())]
+        more += [(TIME, pa.timestamp("us", "UTC")), (DELETES, pa.bool_())]
+        return pa.schema([one.with_nullable(True) for one in rows] + [pa.field(*m) for m in more])
+
+
+def expected_rows(plan: RowPlan, records: DataFrame) -> DataFrame:
+    """The rows of records. A tombstone has a row with its key columns only; a record that is
+    refused or filtered has none."""
+    from pyspark.sql import functions as F
+
+    needed = sorted(plan.decoder.needs | {"topic", "partition", "offset", "timestamp"})
+    origin = [F.col(name) for name in needed]
+    schema = spark_schema(plan.schema)
+    return records.select(*origin).mapInArrow(carried(partial(row_task, plan)), schema)
+
+
+def row_task(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows of a task's records."""
+    settle()
+    schema = plan.schema
+    again = Processing(isolating(plan.decoder, again=this_attempt().again), plan.transform)
+    for batch in batches:
+        records = pa.Table.from_batches([batch])
+        if not records.num_rows:
+            continue
+        chunk = again.chunk(records)
+        yield from _lines(chunk.rows, records, chunk.row_record, False, schema).to_batches()
+        if chunk.deletes is not None:
+            dead = _lines(chunk.deletes, records, chunk.delete_record, True, schema)
+            yield from dead.to_batches()
+
+
+def _lines(
+    rows: pa.Table,
+    records: pa.Table,
+    index: np.ndarray,
+    deletes: bool,
+    schema: pa.Schema,
+) -> pa.Table:
+    own = records.take(pa.array(index, pa.int64()))
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    columns |= {name: own.column(name.removeprefix("_oncely_")) for name in _PLACE}
+    columns[DELETES] = pa.chunked_array([pa.repeat(pa.scalar(deletes), rows.num_rows)])
+    return pa.table(
+        [
+            columns[one.name].cast(one.type)
+            if one.name in columns
+            else pa.nulls(rows.num_rows, one.type)
+            for one in schema
+        ],
+        schema=schema,
+    )

@@ -13,12 +13,11 @@ from oncely.commit.path import Outcome, pass_over
 from oncely.commit.run import OpenRun
 from oncely.core import events
 from oncely.core.batch import Chunk
-from oncely.core.budget import Budget
-from oncely.core.claim import NO_RECORDS, Fence, Notes, Opened, Takeover
+from oncely.core.claim import NO_RECORDS, Budget, Fence, Notes, Opened, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced
 from oncely.phases import phase
-from oncely.runtimes.batches.task import Reading
+from oncely.runtimes.batches.commit import Reading
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker.assignment import Work

@@ -39,13 +39,20 @@ import pyarrow.compute as pc
 
 from oncely.clients.delta import Merge, named_sizes, of_content
 from oncely.clients.files.store import NoSuchFile
-from oncely.core.amendments import changed, replayed
-from oncely.core.batch import Chunk, Reject, Rejection, Staged
+from oncely.core.batch import (
+    Chunk,
+    Reject,
+    Rejection,
+    Rewrite,
+    Rewritten,
+    Staged,
+    changed,
+    replayed,
+)
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
 from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
-from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.lake.conform import conform
 from oncely.ledgers.delta import Changes, State

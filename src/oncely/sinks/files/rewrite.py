@@ -38,12 +38,21 @@ from functools import cached_property, partial
 import numpy as np
 
 from oncely.clients.kafka.transaction import Message
-from oncely.core.amendments import replayed
-from oncely.core.batch import Chunk, Reject, Rejection, Staged, StagedRowsGone
+from oncely.core.batch import (
+    Chunk,
+    Produce,
+    Reject,
+    Rejection,
+    RewriteKind,
+    Rewritten,
+    Staged,
+    StagedRowsGone,
+    Together,
+    replayed,
+)
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
-from oncely.core.rewrite import Produce, RewriteKind, Rewritten, Together
 from oncely.lake.manifest import Contents, Replacing
 from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt

@@ -26,8 +26,7 @@ from functools import partial
 
 from oncely.clients.kafka import topics
 from oncely.clients.kafka.transaction import Message, Transaction
-from oncely.core.amendments import Containing, replayed
-from oncely.core.batch import Reject, Rejection
+from oncely.core.batch import Containing, Reject, Rejection, replayed
 from oncely.core.claim import Amendment, PositionMoved
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation

@@ -29,11 +29,10 @@ from confluent_kafka.admin import OffsetSpec
 from oncely.clients.kafka import topics
 from oncely.clients.kafka.reader import Reader
 from oncely.clients.kafka.transaction import Message
-from oncely.core.batch import Chunk, Reject
+from oncely.core.batch import Chunk, Reject, Rewrite, Rewritten
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
-from oncely.core.rewrite import Rewrite, Rewritten
 from oncely.errors import InvariantViolation, Stopped, WrongInput
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import compare_and_set

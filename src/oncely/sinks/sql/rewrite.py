@@ -47,13 +47,11 @@ from oncely.clients.sql.connection import (
     brief_session,
     transaction,
 )
-from oncely.core.amendments import changed, replayed
-from oncely.core.batch import Reject, Rejection
+from oncely.core.batch import Reject, Rejection, Rewrite, Rewritten, add_up, changed, replayed
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
 from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
-from oncely.core.rewrite import Rewrite, Rewritten, add_up
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
