@@ -20,7 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from oncely import artifacts
-from oncely.pipeline.proposed_file import written
+from oncely.pipeline.proposal import written
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import MakeTopic, repository
 from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, validated
