@@ -175,9 +175,9 @@ class PipelineSettings(Section):
         key, sink = self.decode.key, self.sink
         if not isinstance(sink, KafkaSinkSettings):
             return tuple(getattr(sink, "keys", ()))
-        given = (sink.key,) if sink.key is not None and key is not None else ()
-        columns = None if key is None else key_columns(key)
-        return given if columns is None else tuple(one for one in given if one in columns)
+        if sink.key is None or key is None:
+            return ()
+        return (sink.key,) if sink.key in (key_columns(key) or [sink.key]) else ()
 
     @property
     def process_count(self) -> int:
