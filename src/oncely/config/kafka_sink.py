@@ -109,6 +109,11 @@ class KafkaSinkSettings(Section):
     kafka: Annotated[dict[str, str], BeforeValidator(producer_keys)] = Field(default_factory=dict)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """The column of the key, if there is one."""
+        return (self.key,) if self.key else ()
+
+    @property
     def rejects(self) -> str:
         """The topic of dead letters."""
         return self.rejects_topic or f"{self.topic}.rejects"

@@ -177,13 +177,10 @@ class PipelineSettings(Section):
 
     @property
     def tombstone_keys(self) -> tuple[str, ...]:
-        """The columns of the destination's key, if tombstones have them."""
-        key, sink = self.decode.key, self.sink
-        if not isinstance(sink, KafkaSinkSettings):
-            return tuple(getattr(sink, "keys", ()))
-        given = (sink.key,) if sink.key is not None and key is not None else ()
-        columns = None if key is None else key_columns(key)
-        return given if columns is None else tuple(one for one in given if one in columns)
+        """The columns of the destination's key that tombstones have."""
+        key, keys = self.decode.key, getattr(self.sink, "keys", ())
+        columns = () if key is None else key_columns(key) or keys
+        return tuple(one for one in keys if one in columns)
 
     @property
     def process_count(self) -> int:

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from oncely.config import (
-    DeltaSinkSettings,
-    HandlersSinkSettings,
-    KafkaSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-)
+from oncely.config import DeltaSinkSettings, HandlersSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.config.pipeline import Delivery
 from oncely.pipeline import weaker_guarantee
 
@@ -171,9 +165,8 @@ def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
         )
     if settings.tombstone_keys:
         ends += _key_ends(settings)
-    elif isinstance(sink, KafkaSinkSettings) and sink.key and settings.decode.key is not None:
-        ends.append(f"each tombstone is a dead letter: column {sink.key!r} of sink.key is none of"
-                    " decode.key")  # fmt: skip
+    elif settings.decode.key is not None and getattr(sink, "keys", None):
+        ends.append("each tombstone is a dead letter: the column of sink.key is not in decode.key")
     return tuple(ends)
 
 

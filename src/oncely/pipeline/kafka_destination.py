@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
 
 import pyarrow as pa
 
 from oncely.clients.kafka import topics
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
-from oncely.pipeline.destination import SinkFacts, SinkPlan
-from oncely.pipeline.problems import Inspection
-from oncely.pipeline.topic_destination import TopicDestination
+from oncely.pipeline.destination import SinkFacts
+from oncely.pipeline.topic_destination import TopicDestination, kept_ms
 from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat
 from oncely.sinks.kafka.replay import TopicReplay, refuse_compacted, replay_into_topics
 from oncely.sinks.kafka.rewrite import KafkaRewrites
@@ -123,40 +124,25 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         columns = () if schema is None else tuple(self._columns(schema))
         return SinkFacts("topic", sink.pipeline_topics.brokers, sink.form.target, there, columns)
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
-        """Inspect topics and columns."""
-        found = super().plan(schema, inspection)
-        there = [one.name for one in found.topics if one.exists and one.name in self.outputs]
-        with closing(self.bare_sink) as sink:
-            for name, config in topics.configured(sink.cluster.admin, there).items():
-                inspection.notes += (f"topic {name} has {one}" for one in self._defeats(config))
-        return found
+    def defeats(self, admin: KafkaAdmin, config: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+        """Notes on settings of topics that defeat those of the sink."""
+        yield from super().defeats(admin, config)
+        own, source = self.given.kafka, self.given.timestamp == "source"
+        codec = own.get("compression.type", own.get("compression.codec"))
+        for name, of in ((one, config[one]) for one in self.outputs if one in config):
+            appended = of["message.timestamp.type"] == "LogAppendTime"
+            told = (
+                (source and appended, "message.timestamp.type", "sink.timestamp has no effect"),
+                (source and not appended and kept_ms(of) < inf, "retention.ms",
+                 'with sink.timestamp = "source" older records are soon deleted'),
+                (codec and of["compression.type"] not in ("producer", codec), "compression.type",
+                 f"the broker compresses again, and sink.kafka asks for {codec}"),
+                (int(own.get("batch.size", 0)) > int(of["max.message.bytes"]), "max.message.bytes",
+                 "sink.kafka.batch.size is lowered to it"),
+            )  # fmt: skip
+            yield from (f"topic {name} has {key} {of[key]}: {why}" for on, key, why in told if on)
 
     # -- parts -----------------------------------------------------------------------------
-
-    def _defeats(self, config: Mapping[str, str]) -> Iterator[str]:
-        """The settings of the output topic that defeat those of the sink, and their effect."""
-        if self.given.timestamp == "source":
-            source = 'sink.timestamp = "source"'
-            if config["message.timestamp.type"] == "LogAppendTime":
-                yield f"message.timestamp.type LogAppendTime: {source} has no effect"
-            elif "delete" in config["cleanup.policy"] and config["retention.ms"] != "-1":
-                yield (
-                    f"retention.ms {config['retention.ms']}: with {source} a record that is older"
-                    " is soon deleted"
-                )
-        own = self.given.kafka
-        codec = own.get("compression.type", own.get("compression.codec"))
-        if codec is not None and config["compression.type"] not in ("producer", codec):
-            yield (
-                f"compression.type {config['compression.type']}: the broker compresses again, and"
-                f" sink.kafka asks for {codec}"
-            )
-        if int(own.get("batch.size", 0)) > int(config["max.message.bytes"]):
-            yield (
-                f"max.message.bytes {config['max.message.bytes']}: sink.kafka.batch.size is lowered"
-                " to it"
-            )
 
     def _value(self) -> Literal["json"] | AvroValue | RawValue:
         given = self.given

@@ -203,7 +203,7 @@ class Pipeline:
 
         made, sink = self._row_transform(), self.settings.sink
         if (keys := self.settings.tombstone_keys) and not isinstance(made, Unchanged):
-            made = KeepsKeys(made, keys, "sink.key" if sink.kind == "kafka" else "sink.keys")
+            made = KeepsKeys(made, keys, "sink.key" if hasattr(sink, "key") else "sink.keys")
         return made if sink.kind == "sql" else PlainTexts(made)
 
     def _row_transform(self) -> RowTransform:

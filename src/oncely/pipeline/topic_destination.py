@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Generic, NoReturn, TypeVar
@@ -32,6 +32,7 @@ from oncely.sources.kafka import KafkaSource
 
 S = TypeVar("S", bound=KafkaSink | FilesSink)
 _UNKNOWN = topics.Layout(None, None, None)
+_LOST = ": records whose dead letter is deleted look lost to an audit"
 
 
 def _default_layout(admin: KafkaAdmin) -> topics.Layout:
@@ -42,25 +43,10 @@ def _default_layout(admin: KafkaAdmin) -> topics.Layout:
         return _UNKNOWN
 
 
-def _kept_ms(config: Mapping[str, str]) -> float:
+def kept_ms(config: Mapping[str, str]) -> float:
     """The time for which a topic keeps records."""
     given = config["retention.ms"] if "delete" in config["cleanup.policy"] else "-1"
     return inf if given == "-1" else int(given)
-
-
-def _short_lived(admin: KafkaAdmin, rejects: str, sources: Sequence[str]) -> Iterator[str]:
-    """A note on dead letters that are deleted before their records, if this user may know it."""
-    try:
-        found = {
-            n: _kept_ms(one) for n, one in topics.configured(admin, [rejects, *sources]).items()
-        }
-    except OncelyError:
-        return
-    if found[rejects] < max(found[name] for name in sources):
-        yield (
-            f"topic {rejects} has a shorter retention.ms than the source: records whose dead letter"
-            " is deleted look lost to an audit"
-        )
 
 
 def lost_with_a_broker(plans: Iterable[TopicPlan], state: Collection[str]) -> Iterator[str]:
@@ -210,20 +196,16 @@ class TopicDestination(Generic[S]):
         """Refuse topics that take no record, and one for dead letters that does not keep them."""
         there = topics.layouts(admin, self._written)
         for name, one in there.items():
-            if one.min_insync is not None and one.min_insync > (one.replicas or 0):
+            if (one.min_insync or 0) > (one.replicas or 0):
                 raise TableMismatch(
                     f"topic {name} has min.insync.replicas {one.min_insync} and replicas:"
                     f" {one.replicas}; the broker takes no record",
                     way_out="lower it, or add replicas (kafka-reassign-partitions)",
                 )
-        rejects = self.given.rejects
-        if topics.compacted(admin, {rejects} & there.keys()):
-            raise ConfigError(
-                "sink.rejects_topic",
-                f"topic {rejects!r} is compacted (cleanup.policy): a dead letter would replace"
-                " others of its key",
-                way_out="set its cleanup.policy to delete, or name another topic",
-            )
+        if topics.compacted(admin, {self.given.rejects} & there.keys()):
+            problem = "is compacted (cleanup.policy): a dead letter would replace others of its key"
+            way_out = "set its cleanup.policy to delete, or name another topic"
+            raise ConfigError("sink.rejects_topic", problem, way_out=way_out)
 
     def _check_ledger(self) -> None:
         """Refuse a ledger topic, a group or an output with which this pipeline cannot continue."""
@@ -241,9 +223,8 @@ class TopicDestination(Generic[S]):
                 made = absent if self.given.create else []
                 facts = self.facts(sink, schema, absent)
                 plans = self._topic_plans(sink)
-                if self.given.rejects in {one.name for one in plans if one.exists}:
-                    sources, rejects = self.settings.source.topics, self.given.rejects
-                    inspection.notes += _short_lived(sink.cluster.admin, rejects, sources)
+                admin, there = sink.cluster.admin, [one.name for one in plans if one.exists]
+                inspection.notes += self.defeats(admin, topics.configured(admin, there))
         inspection.notes += lost_with_a_broker(plans, self.compacted)
         partitions = {one.name: one.partitions for one in plans if one.partitions is not None}
         partitions |= self._compacted_partitions
@@ -251,6 +232,16 @@ class TopicDestination(Generic[S]):
         written = [name for name in (*self.outputs, self.given.rejects) if name]
         acls = self._topics.acls(written, self.read_back, made, transactions=self._has_ledger)
         return SinkPlan(facts, None, tuple(commands), tuple(acls), tuple(plans))
+
+    def defeats(self, admin: KafkaAdmin, config: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+        """Notes on settings of topics that defeat those of the sink, by names of topics."""
+        with suppress(OncelyError):  # this user may not read the source's configuration
+            sources = topics.configured(admin, self.source.topics).values()
+            rejects = config.get(self.given.rejects)
+            if rejects and kept_ms(rejects) < max(map(kept_ms, sources)):
+                yield (
+                    f"topic {self.given.rejects} has a shorter retention.ms than the source" + _LOST
+                )
 
     def new_partitions(self, sink: S) -> Mapping[str, int]:
         """The partitions of topics that are created with another number than the default."""

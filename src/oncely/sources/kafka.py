@@ -307,11 +307,7 @@ class KafkaSource:
         return compacted(self._asking, self.topics)
 
     def timestamps_at(
-        self,
-        positions: Mapping[TopicPartition, Position],
-        *,
-        committed: bool = True,
-        timeout: float = SILENCE,
+        self, positions: Mapping[TopicPartition, Position], *, timeout: float = SILENCE
     ) -> dict[TopicPartition, int | None]:
         """The timestamp of the next record to read, in ms since 1970, in every partition.
 
@@ -321,7 +317,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no message arrived for ``timeout`` seconds.
         """
-        with closing(Reader(self.brokers, self.kafka, committed=committed, sparse=True)) as reader:
+        with closing(Reader(self.brokers, self.kafka, sparse=True)) as reader:
             found = reader.first(positions, frozenset({"timestamp"}), timeout)
         return {
             tp: None if record is None else _milliseconds(record["timestamp"])

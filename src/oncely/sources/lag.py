@@ -69,9 +69,11 @@ def open_transactions(
     """
     ends = {TopicPartition(one.topic, one.partition): one.end for one in lines}
     marks = source.watermarks().items()
-    hidden = {tp: mark.stable for tp, mark in marks if ends.get(tp) == mark.stable < mark.high}
-    ages = source.timestamps_at(hidden, committed=False) if hidden else {}
-    return {tp: (now_ms - at) / 1000 for tp, at in ages.items() if at is not None}
+    hidden = [(tp, mark.stable) for tp, mark in marks if ends.get(tp) == mark.stable < mark.high]
+    firsts = [
+        (tp, one.timestamp_ms) for tp, at in hidden for one in source.fetch(tp, [at]).values()
+    ]
+    return {tp: (now_ms - at) / 1000 for tp, at in firsts if at is not None}
 
 
 def _seconds(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from time import time
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -30,8 +29,6 @@ from oncely.sinks.kafka import arrow_json
 from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
 from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql.prepare import keys_like_rows, rejections_of
-
-T = TypeVar("T")
 
 _NONE = pa.nulls(0, pa.large_binary())
 _BATCH = 61  # bytes before the records of a batch
@@ -152,12 +149,13 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
         deleted, lost = _deleted(chunk.deletes, form)
         bad += rejections_of(chunk.delete_record, lost)
         keys = _merged(keys, deleted, order)
-        topics = _ordered([*topics, *[form.topic] * gone], order)
+        named = [*topics, *[form.topic] * gone]
+        topics = [named[at] for at in order.tolist()]
     headers = None if chunk.headers is None else header_lists(chunk.headers.take(pa.array(record)))
     if form.keep_source:
         headers = _with_origin(headers, chunk, record)
-    named = {form.topic} if form.topic is not None else set(topics)
-    known = limits(sorted(topic for topic in named if topic and not form.refused_topic(topic)))
+    distinct = {form.topic} if form.topic is not None else set(topics)
+    known = limits(sorted(one for one in distinct if one and not form.refused_topic(one)))
     times = _times(chunk, form, record)
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
     refused = {one.record: one for one in (*_unwritable(found, form), *bad, *chunk.rejections)}
@@ -172,8 +170,8 @@ def _deleted(deletes: pa.Table, form: RecordFormat) -> tuple[pa.LargeBinaryArray
         like, bad = keys_like_rows(deletes, form.schema, [form.key])
         return form.keys(like), bad
     reason = f"a tombstone has no column {form.key!r}, the key of messages (sink.key)"
-    lost = dict.fromkeys(range(deletes.num_rows), reason)
-    return pa.nulls(deletes.num_rows, pa.large_binary()), lost
+    count = deletes.num_rows
+    return pa.nulls(count, pa.large_binary()), dict.fromkeys(range(count), reason)
 
 
 def _times(chunk: Chunk, form: RecordFormat, record: IntArray) -> list[int | None] | None:
@@ -313,7 +311,3 @@ def _merged(
     rows: pa.LargeBinaryArray, deletes: pa.LargeBinaryArray, order: IntArray
 ) -> pa.LargeBinaryArray:
     return pa.concat_arrays([rows, deletes]).take(pa.array(order))
-
-
-def _ordered(items: list[T], order: IntArray) -> list[T]:
-    return [items[at] for at in order.tolist()]
