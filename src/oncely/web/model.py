@@ -33,6 +33,7 @@ from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Le
 T = TypeVar("T")
 
 Level = Literal["fine", "busy", "warn", "bad", "unknown"]
+_LEVELS: Mapping[str, Level] = {"OK": "busy", "WARN": "warn", "STALL": "bad"}
 _LETTERS = 500  # dead letters that are read
 _SAMPLES = 20  # of them for each reason
 _LONGEST = 2_000  # characters of a value
@@ -335,14 +336,11 @@ def _verdict(now: Overview, status: Status, still: float) -> Verdict:
     if status.rejects:
         letters = f"; {_number(status.rejects, 'dead letter')}"
     state, reason = status.judged(still)
-    if state != "OK":
-        level, said = ("bad", "Stalled: ") if state == "STALL" else ("warn", "Late: ")
-        return Verdict(level, f"{said}{reason}{letters}")
     if lag:
-        age = now.lag_seconds
-        oldest = f"; the oldest record waits for {duration(age)}" if age else ""
-        delayed = f"; {reason}" if reason else ""
-        return Verdict("busy", f"Behind by {_number(lag, 'offset')}{oldest}{delayed}{letters}")
+        said = "Stalled" if state == "STALL" else f"Behind by {_number(lag, 'offset')}"
+        if age := now.lag_seconds:
+            reason = reason or f"the oldest record waits for {duration(age)}"
+        return Verdict(_LEVELS[state], f"{said}{reason and '; '}{reason}{letters}")
     return Verdict("warn" if letters else "fine", f"All records are committed{letters}")
 
 

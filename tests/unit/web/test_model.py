@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,9 @@ def test_the_progress_in_words(shop: Subject) -> None:
     found = overview(shop)
     assert found.status is not None
     assert (found.lag, found.status.rejects, found.status.epoch) == (30, 3, 4)
-    assert found.verdict.level == "busy"
-    assert found.verdict.sentence.startswith("Behind by 30 offsets; the oldest record waits for")
-    assert found.verdict.sentence.endswith("; 3 dead letters")
+    assert found.verdict.level == "warn"
+    said = r"Behind by 30 offsets; [\d,]+ s behind; 3 dead letters"
+    assert re.fullmatch(said, found.verdict.sentence)
     assert shop.route == "t → sql rows"
     assert shop.guarantee is not None
     assert shop.guarantee.delivery == "exactly_once"
@@ -159,9 +160,9 @@ def test_verdicts(status: Status, verdict: tuple[str, str]) -> None:
 def test_a_pipeline_that_does_not_move_is_stalled() -> None:
     old = of(50, age=900.0)
     assert judge((0.0, of(50)), (59.0, of(50))).verdict.level == "busy"
-    late = "Late: no commit for 61 s, and 50 offsets are left"
+    late = "Behind by 50 offsets; no commit for 61 s, and 50 offsets are left"
     assert judge((0.0, old), (30.0, old), (61.0, old)).verdict == ("warn", late)
-    stalled = ("bad", "Stalled: no commit for 301 s, and 50 offsets are left")
+    stalled = ("bad", "Stalled; no commit for 301 s, and 50 offsets are left")
     assert judge((0.0, old), (301.0, old)).verdict == stalled
     delayed = judge((0.0, of(50, age=350.0, waits=600.0)), (301.0, of(50, age=650.0, waits=600.0)))
     assert delayed.verdict.level == "busy"
