@@ -308,12 +308,7 @@ class Settled:
 
 
 def settle(
-    part: Part,
-    result: Compared,
-    *,
-    recomputed: bool = False,
-    stored: bool = False,
-    whole: bool = False,
+    part: Part, result: Compared, *, recomputed: bool = False, stored: bool = False
 ) -> Settled:
     """Decide on the offsets of a range that no single cell decides.
 
@@ -322,14 +317,8 @@ def settle(
         result: the sum of its cells.
         recomputed: the expected rows of each record were compared.
         stored: the rows are those of the history's digest.
-        whole: no dead letter is lacking either: if counts differ, the ledger was changed.
     """
     done = Settled(result)
-    if whole and part.counts is not None:
-        given = part.counts.records - part.counts.filtered
-        if given != result.records - sum(map(len, result.maybe_filtered)):
-            done.undecided.append(Undecided(*part.span, COUNTS_CHANGED))
-            return done
     if not (stored and _are_filtered(part, done)):
         _settle_filtered(part, done)
     _settle_deleted(part, done)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.audit.compare import (
+    COUNTS_CHANGED,
     NOT_WANTED,
     OTHER,
     Compared,
@@ -154,12 +155,13 @@ class _State:
         stored = _plus(self.passed_digest, _digest_of(self.others))
         return self.part.digest is not None and self.part.digest == stored
 
-    @property
-    def is_whole(self) -> bool:
-        """True if all rows and dead letters that were committed are there."""
-        letters = sum(one.rejects for one in (*self.others, *(one for _, one in self.passed)))
-        counts = self.part.counts
-        return self.is_stored and counts is not None and letters >= counts.rejects
+    def miscounts(self, result: Compared) -> bool:
+        """True if all rows and dead letters are there, and the ledger counts other records."""
+        letters = sum(one.rejects for one in (*self.others, *dict(self.passed).values()))
+        counts, absent = self.part.counts, sum(map(len, result.maybe_filtered))
+        if counts is None or not self.is_stored or letters < counts.rejects:
+            return False
+        return counts.records - counts.filtered != result.records - absent
 
     @property
     def is_given(self) -> bool:
@@ -264,11 +266,9 @@ class RangeComparison:
             rows = sum(tally.rows for _, tally in state.passed)
             yield span, self._unable(state) or "", altered, rows
 
-    def _valued(
-        self, whole: Mapping[TopicPartition, OffsetRange], recipe: Recipe
-    ) -> Sequence[_State]:
+    def _valued(self, whole: Mapping[TopicPartition, OffsetRange], of: Recipe) -> list[_State]:
         """A state for each partition, compared by the values of some columns."""
-        divided = parts((), whole, str(recipe))
+        divided = parts((), whole, str(of))
         left = iter(self.evidence.tallies([cell for part in divided for cell in part.cells]))
         states = [_State(part, [(cell, next(left)) for cell in part.cells]) for part in divided]
         self._by_value(states)
@@ -415,7 +415,9 @@ class RangeComparison:
         """The conclusion, if values need not be compared. A transform that has changed since says
         nothing about rows that are those of the history's digest."""
         if state.is_stored and not state.is_given:
-            return settle(state.part, plain, stored=True, whole=state.is_whole)
+            if state.miscounts(plain):
+                return _with_reason(Settled(plain), state.part, COUNTS_CHANGED)
+            return settle(state.part, plain, stored=True)
         if state.recomputed is None:
             return settle(state.part, plain)
         best = _passed(state.passed)

@@ -27,11 +27,8 @@ from oncely.errors import WrongInput
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
 _LETTERS = 500  # dead letters that are in memory with their values
-OF_ROWS = (
-    TOPIC,
-    PARTITION,
-    f"CASE WHEN CAST({OFFSET} AS BIGINT) = {OFFSET} THEN CAST({OFFSET} AS BIGINT) END",
-)
+_WHOLE = f"CAST({OFFSET} AS BIGINT)"
+OF_ROWS = (TOPIC, PARTITION, f"CASE WHEN {_WHOLE} = {OFFSET} THEN {_WHOLE} END")
 """The place of a row. A column that holds other numbers, too, may hold one that is no offset."""
 OF_REJECTS = ("topic", '"partition"', '"offset"')
 _UNTOLD = (

@@ -66,16 +66,15 @@ class TopicLedger:
         own = {tp: one for tp, one in stamps.items() if one.pipeline == ours.pipeline}
         if not own:
             return LedgerState()
-        return LedgerState(
-            max(one.epoch for one in own.values()),
-            next(iter(own.values())).cluster,
-            {tp: one.position for tp, one in own.items()},
-            {tp.topic: one.topic_id for tp, one in own.items()},
-            notice=f"the ledger topic {ours.ledger_topic!r} was deleted or emptied, and only the"
-            f" offsets of group {ours.group!r} are left: start the pipeline before they expire"
-            " (offsets.retention.minutes), and it continues there; the number of dead letters is"
-            " not known",
+        notice = (
+            f"the ledger topic {ours.ledger_topic!r} was deleted or emptied, and only the offsets"
+            f" of group {ours.group!r} are left: start the pipeline before they expire, and it"
+            " continues there; the number of dead letters is not known"
         )
+        newest, at = max(own.values(), key=lambda one: one.epoch), own.items()
+        ids = {tp.topic: one.topic_id for tp, one in at}
+        positions = {tp: one.position for tp, one in at}
+        return LedgerState(newest.epoch, newest.cluster, positions, ids, notice=notice)
 
     def rejects(self, limit: int) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.ranges import TopicPartition
+from oncely.core.topics import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
@@ -27,11 +27,13 @@ from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
 from oncely.pipeline.status import Status
 from oncely.secrets import Secrets, scope
-from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
+from oncely.verify.reading import read_ledger
+from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger
 
 T = TypeVar("T")
 
 Level = Literal["fine", "busy", "warn", "bad", "unknown"]
+_LEVELS: Mapping[str, Level] = {"OK": "busy", "WARN": "warn", "STALL": "bad"}
 _LETTERS = 500  # dead letters that are read
 _SAMPLES = 20  # of them for each reason
 _LONGEST = 2_000  # characters of a value
@@ -334,16 +336,11 @@ def _verdict(now: Overview, status: Status, still: float) -> Verdict:
     if status.rejects:
         letters = f"; {_number(status.rejects, 'dead letter')}"
     state, reason = status.judged(still)
-    if state != "OK":
-        if state == "STALL":
-            return Verdict("bad", f"Stalled: {reason}{letters}")
-        behind = f"Behind by {_number(lag, 'offset')}; " if lag else ""
-        return Verdict("warn", f"{behind}late: {reason}{letters}")
     if lag:
-        age = now.lag_seconds
-        oldest = f"; the oldest record waits for {duration(age)}" if age else ""
-        delayed = f"; {reason}" if reason else ""
-        return Verdict("busy", f"Behind by {_number(lag, 'offset')}{oldest}{delayed}{letters}")
+        said = "Stalled" if state == "STALL" else f"Behind by {_number(lag, 'offset')}"
+        if age := now.lag_seconds:
+            reason = reason or f"the oldest record waits for {duration(age)}"
+        return Verdict(_LEVELS[state], f"{said}{reason and '; '}{reason}{letters}")
     return Verdict("warn" if letters else "fine", f"All records are committed{letters}")
 
 

@@ -127,10 +127,8 @@ def _running(home: Path) -> tuple[psutil.Process, LocalServers] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         left = [str(one.pid) for one in psutil.process_iter() if _is_keeper(one, home)]
         stop = f"end process {left[0]}, with which the servers end, and " if left else ""
-        raise WrongInput(
-            f"{file} is damaged: nobody can tell whether the local servers are running",
-            way_out=f"{stop}delete the file",
-        ) from error
+        told = f"{file} is damaged: nobody can tell whether the local servers are running"
+        raise WrongInput(told, way_out=f"{stop}delete the file") from error
     return None
 
 
