@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
@@ -27,8 +27,7 @@ from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
 from oncely.pipeline.status import Status
 from oncely.secrets import Secrets, scope
-from oncely.verify.reading import read_ledger
-from oncely.verify.state import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger
+from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
 
 T = TypeVar("T")
 

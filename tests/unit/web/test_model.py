@@ -11,12 +11,12 @@ import pytest
 
 from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
-from oncely.core.topics import TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, WrongInput
 from oncely.pipeline.status import Status
 from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
-from oncely.verify.state import DATA, TAKEN, Entry, Held, Ledger
+from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
 from oncely.web.model import (
     Detail,
     History,
