@@ -349,7 +349,7 @@ def _key(made: Proposal, records: Records, registry: str | None) -> None:
     elif payloads is not None and not any(isinstance(one, dict | list) for one in payloads):
         texts = [one if isinstance(one, str) else json_text(one) for one in payloads]
         _text_key(made, records.with_keys(texts), unwrap)
-    elif all(quoted := [_quoted(one) for one in keys]):
+    elif all(quoted := [_in_quotes(one) for one in keys]):
         _text_key(made, records.with_keys(quoted), {"json": True})
     elif all(map(_is_text, keys)):
         _text_key(made, records, {})
@@ -468,7 +468,7 @@ def _object(data: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def _quoted(data: bytes) -> str:
+def _in_quotes(data: bytes) -> str:
     """The text that JSON has in quotes; empty if it is another value."""
     try:
         found = parse_value(data, "key")
