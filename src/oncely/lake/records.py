@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from oncely.decode.infer import is_untyped
+from oncely.decode.scopes import is_untyped
 from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
 
 VERSION = 1

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from oncely.clients.files.store import Bytes, Store
 from oncely.clients.files.uploads import Uploads
-from oncely.decode.infer import typed
+from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.described import Description, describe
