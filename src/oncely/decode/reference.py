@@ -243,7 +243,10 @@ def json_text(value: Any) -> str:
             return "{" + ",".join(members) + "}"
         case list():
             return "[" + ",".join(map(json_text, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return _quoted(value)
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def read_value(arrow: pa.DataType, value: Any, path: str, rules: Rules = _STRICT) -> Any:

@@ -62,7 +62,10 @@ class TypedJson:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
             row, strict=True, float_hook=_plain_decimal
         )
-        return cls(schema, decoder.decode, _lists_of(len(schema)), _by_slot(rounding))
+        lists = _lists_of(
+            *((len(schema),) if (one := _sole(schema)) is None else (len(one), "f0."))
+        )
+        return cls(schema, decoder.decode, lists, _by_slot(rounding))
 
     def decode(self, values: pa.Array) -> tuple[list[Piece], Positions]:
         """Decode a slice of binary or large_binary.
@@ -88,11 +91,25 @@ class TypedJson:
         return pieces, np.sort(np.array([*unsure, *misfits], np.int64))
 
     def _batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        sole = _sole(self.schema)
+        schema = self.schema if sole is None else sole
         columns = [
             _json_texts(field, values) if is_json(field) else values
-            for field, values in zip(self.schema, self._lists(rows), strict=True)
+            for field, values in zip(schema, self._lists(rows), strict=True)
         ]
-        return self._columns.batch(self.schema, columns)
+        batch = self._columns.batch(schema, columns)
+        if sole is None:
+            return batch
+        whole = pa.StructArray.from_arrays(batch.columns, fields=list(sole))
+        return pa.RecordBatch.from_arrays([whole], schema=self.schema)
+
+
+def _sole(schema: pa.Schema) -> pa.Schema | None:
+    """The members of the only column, if that is a struct and NOT NULL: an envelope. They are read
+    as columns, which may be JSON; members of other structs are not."""
+    if len(schema) != 1 or schema.field(0).nullable or not pa.types.is_struct(schema.field(0).type):
+        return None
+    return pa.schema(list(schema.field(0).type)) if len(schema.field(0).type) else None
 
 
 def _json_texts(field: pa.Field, values: Values) -> Values:
@@ -217,15 +234,15 @@ def _type(field: pa.Field, empty: Collection[Path] | None = None) -> Any:
     return Any if pa.types.is_decimal(arrow) else str
 
 
-def _lists_of(count: int) -> Callable[[Sequence[Any]], tuple[list[Any], ...]]:
+def _lists_of(count: int, inside: str = "") -> Callable[[Sequence[Any]], tuple[list[Any], ...]]:
     """A function that turns rows into one list for each slot.
 
     The expression is generated, because a comprehension over a literal attribute is three times as
     fast as ``map(attrgetter)``, which would be a fifth of all decoding.
     """
-    lists = "".join(f"[row.f{index} for row in rows]," for index in range(count))
+    lists = "".join(f"[row.{inside}f{index} for row in rows]," for index in range(count))
     made: Callable[[Sequence[Any]], tuple[list[Any], ...]]
-    made = eval(f"lambda rows: ({lists})")  # noqa: S307 - made of numbers alone
+    made = eval(f"lambda rows: ({lists})")  # noqa: S307 - made of names of slots alone
     return made
 
 
