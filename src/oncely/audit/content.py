@@ -33,7 +33,7 @@ from oncely.audit.tally import MODULUS, added
 from oncely.core.claim import Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.expected import REJECT, ROWS, Expected
-from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, connected, grouped, normalize
 
 Digests = npt.NDArray[np.uint64]
 
@@ -561,34 +561,13 @@ def components(
         nodes: their offsets may reach beyond ``whole``.
         whole: the offsets that the components cover.
     """
-    leader = _connected(nodes)
+    leader = connected([node.spans for node in nodes])
     by_leader = grouped((leader(at), node) for at, node in enumerate(nodes))
     found = [_component(own) for own in by_leader.values()]
     covered = grouped(span for one in found for span in one.spans)
     for tp, range_ in whole.items():
         found += [Component((Span(tp, gap),), ()) for gap in range_.minus(covered.get(tp, ()))]
     return sorted(found, key=lambda one: one.spans)
-
-
-def _connected(nodes: Sequence[Node]) -> Any:
-    """A function from a node's index to that of the first node of its component."""
-    parent = list(range(len(nodes)))
-
-    def leader(at: int) -> int:
-        while parent[at] != at:
-            parent[at] = parent[parent[at]]
-            at = parent[at]
-        return at
-
-    edges = grouped((tp, (one, at)) for at, node in enumerate(nodes) for tp, one in node.spans)
-    for own in edges.values():
-        end, before = -1, 0
-        for range_, at in sorted(own):
-            if range_.start < end:
-                first, second = sorted((leader(at), leader(before)))
-                parent[second] = first
-            end, before = max(end, range_.end), at
-    return leader
 
 
 def _component(nodes: Sequence[Node]) -> Component:

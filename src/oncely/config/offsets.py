@@ -18,9 +18,9 @@ from pydantic import (
 from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, Table, file_name, filled, invalid, quoted, shown
+from oncely.config.source import broker_list
 from oncely.ledgers.stores.sql import DEFAULT_TABLE
 
-_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
 _REDIS = re.compile(r"(?:rediss?://[^/?#\s]+(?:/\d*)?|unix://\S*?/[^?#\s]+)(?:\?[^#\s]*)?")
 _REDIS_WAY = 'write "redis://user:${PASSWORD}@host:6379/0", or rediss:// for TLS'
@@ -172,15 +172,7 @@ class RedisOffsets(Section):
 
 
 def _hosts(value: str) -> str:
-    hosts = [host.strip() for host in value.split(",")]
-    for host in hosts:
-        match = _HOST.fullmatch(host)
-        if match is None or not 0 < int(match[1]) < 65_536:
-            raise invalid(
-                f"found {shown(host)}; allowed: host:port, more of them after commas",
-                'write "zk-1:2181,zk-2:2181,zk-3:2181"; a path goes to offsets.path',
-            )
-    return ",".join(hosts)
+    return broker_list(value, 'write "zk-1:2181,zk-2:2181,zk-3:2181"; a path goes to offsets.path')
 
 
 def _nodes(value: str) -> str:

@@ -31,7 +31,10 @@ LONGEST_TOPIC = 249  # characters: the broker makes a directory of it
 _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{LONGEST_TOPIC}}}")
 
 
-def broker_list(value: str) -> str:
+def broker_list(
+    value: str,
+    way_out: str = 'write "broker-1:9092,broker-2:9092"; security.protocol goes to [source.kafka]',
+) -> str:
     """Check ``host:port``, several separated by commas. Raises a problem."""
     brokers = [broker.strip() for broker in value.split(",")]
     for broker in brokers:
@@ -39,7 +42,7 @@ def broker_list(value: str) -> str:
         if match is None or not 0 < int(match[1]) < 65_536:
             raise invalid(
                 f"found {shown(broker)}; allowed: host:port, more of them after commas",
-                'write "broker-1:9092,broker-2:9092"; security.protocol goes to [source.kafka]',
+                way_out,
             )
     return ",".join(brokers)
 

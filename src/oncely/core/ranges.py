@@ -7,7 +7,7 @@ transaction markers and compaction leave holes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -168,3 +168,27 @@ def halved(ranges: Sequence[OffsetRange]) -> list[Sequence[OffsetRange]]:
     if at == one.start:
         return [ranges]
     return [[OffsetRange(one.start, at)], [OffsetRange(at, one.end)]]
+
+
+def connected(
+    nodes: Sequence[Iterable[tuple[TopicPartition, OffsetRange]]],
+) -> Callable[[int], int]:
+    """A function from a node's index to that of the first node of its component: nodes whose ranges
+    share offsets are connected."""
+    parent = list(range(len(nodes)))
+
+    def leader(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    edges = grouped((tp, (one, at)) for at, node in enumerate(nodes) for tp, one in node)
+    for own in edges.values():
+        end, before = -1, 0
+        for range_, at in sorted(own):
+            if range_.start < end:
+                first, second = sorted((leader(at), leader(before)))
+                parent[second] = first
+            end, before = max(end, range_.end), at
+    return leader

@@ -52,7 +52,7 @@ from oncely.core.batch import (
 )
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, TopicPartition, normalize
+from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.lake.manifest import Contents, Replacing
 from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
@@ -392,22 +392,7 @@ def _groups(wanted: Spans, files: Sequence[ManifestFile]) -> Iterator[Together]:
     """The components of offsets and files that share offsets, as far as they are wanted."""
     spans = [(tp, one) for tp, own in wanted.items() for one in own if not one.is_empty]
     nodes = [[span] for span in spans] + [list(_ranges(file)) for file in files]
-    parent = list(range(len(nodes)))
-
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    by_place = sorted((tp, own, node) for node, ranges in enumerate(nodes) for tp, own in ranges)
-    last: tuple[TopicPartition, int, int] | None = None  # partition, end, node
-    for tp, own, node in by_place:
-        if last is not None and last[0] == tp and own.start < last[1]:
-            parent[root(node)] = root(last[2])
-            last = tp, max(last[1], own.end), node
-        else:
-            last = tp, own.end, node
+    root = connected(nodes)
     chosen: dict[int, list[int]] = {root(node): [] for node in range(len(spans))}
     for node in range(len(nodes)):
         if root(node) in chosen:
