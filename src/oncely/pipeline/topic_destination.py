@@ -203,7 +203,10 @@ class TopicDestination(Generic[S]):
                     way_out="lower it, or add replicas (kafka-reassign-partitions)",
                 )
         if topics.compacted(admin, {self.given.rejects} & there.keys()):
-            problem = "is compacted (cleanup.policy): a dead letter would replace others of its key"
+            problem = (
+                f"topic {self.given.rejects!r} is compacted (cleanup.policy): a dead letter would"
+                " replace others of its key"
+            )
             way_out = "set its cleanup.policy to delete, or name another topic"
             raise ConfigError("sink.rejects_topic", problem, way_out=way_out)
 

@@ -31,7 +31,7 @@ class TopicLedger:
     rejects_topic: str
 
     def look(
-        self, outputs: Collection[str], partitions: Callable[[], Collection[TopicPartition]]
+        self, outputs: Collection[str], partitions: Callable[[], Collection[TopicPartition]] = list
     ) -> LedgerState:
         """Read the ledger; empty if it was never created. For the arguments see :meth:`check`."""
         with closing(Cluster(self.pipeline_topics)) as cluster:

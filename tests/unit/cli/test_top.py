@@ -29,7 +29,7 @@ def test_a_line_for_each_pipeline(tmp_path: Path) -> None:
         assert max(map(len, lines)) <= width
         text = " ".join(" ".join(lines).split())
         assert "? clicks - - - - - reading" in text
-        assert "→ shop 30 " in text
+        assert "! shop 30 " in text
         assert "✕ shop" in text
     assert "Can't be read: no answer (way out: start it)" in text
 
