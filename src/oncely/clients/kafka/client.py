@@ -56,7 +56,6 @@ _PASSING = (
 _DENIED = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
 _FINAL = (
     KafkaError.INVALID_CONFIG,
@@ -395,8 +394,8 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
         return ConfigError(
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
-            way_out="grant this user Describe and Read on the topics and the group of the source,"
-            " and on those of the sink what the kafka-acls commands of `oncely plan` grant",
+            way_out="grant this user Describe and Read on the topics of the source, and on those of"
+            " the sink what the kafka-acls commands of `oncely plan` grant",
         )
     text = f"{doing}: {brokers}: {error.str()}"
     if error.code() in _FINAL:
