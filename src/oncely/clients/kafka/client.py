@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,13 +37,14 @@ _CREATING = re.compile(r"^Failed to create [\w ]+: ")
 _AT_LEAST = re.compile(r"`(\S+)` must be >= `(\S+)`(?: \+ (\d+))?")
 _MESSAGE = 1_000_000  # bytes, librdkafka's default of message.max.bytes
 _PATIENCE = 1.0  # seconds without an answer to the first request, before the server is looked at
-# A client caches leaders for minutes, and these errors do not make it refresh the cache.
+# A client caches leaders for minutes, and these errors do not make it refresh the cache. They do
+# not end the client: librdkafka may abort the process when one is closed that looks for a leader.
 _LEADERLESS = (
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError._NOENT,
 )
-_LOST = (*_LEADERLESS, KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
+_LOST = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 _PASSING = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -150,7 +152,7 @@ class Handle:
 
 
 class KafkaAdmin:
-    """An admin client with bounded waits; reconnects after stale metadata.
+    """An admin client with bounded waits; refreshes stale metadata, reconnects after no answer.
 
     Safe for several threads.
     """
@@ -183,10 +185,13 @@ class KafkaAdmin:
             futures = request(client, self._timeout)
             self._await(doing, client, list(futures.values()))
             answers = {key: one.exception() or one.result() for key, one in futures.items()}
+            if any(_is_one_of(_LEADERLESS, answer) for answer in answers.values()):
+                with suppress(KafkaException):  # the next request fails, too, and says why
+                    client.list_topics(timeout=self._timeout)  # a topic asked by name is created
         except KafkaException as error:
             raise classify_error(error.args[0], doing, self._brokers) from error
         finally:
-            lost = not answers or any(map(_lost_its_way, answers.values()))
+            lost = not answers or any(_is_one_of(_LOST, answer) for answer in answers.values())
             if lost and client.holds(self._client):  # else another thread has made a new one
                 self.close()
             client.close()
@@ -264,8 +269,9 @@ class KafkaAdmin:
                 bad = [KafkaException(e) for a in answers.values() for e in errors_in(a)]
             if not bad:
                 return answers
-            if not all(map(_passes_soon, bad)) or time.monotonic() > deadline:
-                raise self.sorted(next((e for e in bad if not _passes_soon(e)), bad[0]), doing)
+            lasting = [error for error in bad if not _is_one_of(_PASSING, error)]
+            if lasting or time.monotonic() > deadline:
+                raise self.sorted((lasting or bad)[0], doing)
             time.sleep(_AGAIN)
 
     def sorted(self, error: Exception, doing: str) -> OncelyError:
@@ -352,12 +358,8 @@ def _untrusted(error: KafkaError) -> bool:
     return tls and any(words in error.str() for words in _UNTRUSTED)
 
 
-def _lost_its_way(answer: object) -> bool:
-    return isinstance(answer, KafkaException) and answer.args[0].code() in _LOST
-
-
-def _passes_soon(error: Exception) -> bool:
-    return isinstance(error, KafkaException) and error.args[0].code() in _PASSING
+def _is_one_of(codes: tuple[int, ...], answer: object) -> bool:
+    return isinstance(answer, KafkaException) and answer.args[0].code() in codes
 
 
 def _refused(text: str, config: Mapping[str, Any]) -> ConfigError:
