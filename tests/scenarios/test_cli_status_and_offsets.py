@@ -43,7 +43,7 @@ class TestStatus:
         now = time.time()
         status = oncely_json("status", world.file())
         assert (status["rejects"], status["epoch"]) == (0, 0)
-        more = {"state", "reason", "last_commit", "records_per_second"}
+        more = {"state", "verdict", "reason", "last_commit", "records_per_second"}
         assert set(status) == {"partitions", "rejects", "epoch", *more}
         assert (status["last_commit"], status["records_per_second"]) == (None, None)
         for number, one in enumerate(status["partitions"]):

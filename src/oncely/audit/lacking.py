@@ -15,9 +15,9 @@ import pyarrow as pa
 from oncely.audit.evidence import Expected, Span
 from oncely.audit.layout import Part
 from oncely.audit.report import Undecided
-from oncely.audit.wording import plural
 from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
+from oncely.wording import plural
 
 _LOOK = 100_000  # offsets of a partition, at most
 _NULL = row_digests(pa.table({"a": pa.nulls(1, pa.string())}), None,

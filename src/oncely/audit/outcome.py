@@ -20,7 +20,6 @@ from oncely.audit.report import (
     Report,
     Undecided,
 )
-from oncely.audit.wording import plural
 from oncely.core.ranges import (
     OffsetRange,
     Position,
@@ -29,6 +28,7 @@ from oncely.core.ranges import (
     grouped,
     normalize,
 )
+from oncely.wording import plural
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import MEANINGS, PROOFS, plural, verdict_sentence
+from oncely.audit.wording import MEANINGS, PROOFS, verdict_sentence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.html import document, of_unknown, time_of
 from oncely.reject_summary import printable
+from oncely.wording import plural
 
 _BARS = 240  # groups that are drawn one by one
 _LISTED = 500  # findings, partitions and groups in a list

@@ -41,11 +41,6 @@ def join(parts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
-def plural(number: int, noun: str) -> str:
-    """``1 record``, ``2 records``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def redacted(report: Report, redact: Callable[[str], str]) -> Report:
     """The report without secrets, for a file that others read."""
     return replace(

@@ -240,18 +240,30 @@ def verify(
     return verify_file(file, events or [], as_json)
 
 
-@app.verb()
-def status(file: File, as_json: AsJson = False) -> None:
-    """Show position, end and lag of every partition, rejects and epoch."""
-    from oncely.cli.status import show_status
-
-    show_status(file, as_json)
-
-
 Pipelines = Annotated[
     list[Path],
     typer.Argument(help="Pipeline files, or folders of them (*.toml).", metavar="FILE|FOLDER"),
 ]
+
+
+@app.verb()
+def status(
+    paths: Pipelines,
+    check: Annotated[
+        bool, flag("--check", "The exit code tells the worst verdict, for a monitoring system.")
+    ] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Show position, end and lag of every partition, rejects and epoch; of several an overview.
+
+    Exit codes with --check: 0 good; 1 behind, dead letters, or it never ran; 2 stalled, or the next
+    start would be refused; 3 it can't be read.
+    """
+    from oncely.cli.status import show_status
+
+    return show_status(paths, as_json=as_json, check=check)
+
+
 Every = Annotated[
     float, typer.Option(min=0.5, metavar="SECONDS", help="The time between two readings.")
 ]
@@ -297,7 +309,7 @@ def top(
 ) -> int:
     """Show the progress of pipelines in the terminal, until Ctrl-C.
 
-    Exit codes with --once: 0; 1 if one of them has a problem.
+    Exit codes with --once: those of `oncely status --check`.
     """
     from oncely.cli.top import top as show_top
 

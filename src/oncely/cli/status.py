@@ -2,28 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, duration, show
-from oncely.pipeline.status import Status
+from oncely.errors import OncelyError
+from oncely.pipeline.status import Status, unreadable
+
+if TYPE_CHECKING:
+    from oncely.web.model import Overview
 
 _STYLES = {"OK": "green", "WARN": "yellow", "STALL": "bold red"}
 
 
-def show_status(file: Path, as_json: bool) -> None:
-    """Print the positions and lags of the pipeline."""
+def show_status(paths: Sequence[Path], *, as_json: bool, check: bool) -> int:
+    """Print positions and lags of a pipeline, or the overview of several.
+
+    With ``check`` the result is the code of the worst verdict, else 0.
+    """
+    if len(paths) > 1 or paths[0].is_dir():
+        code = _show_several(paths, as_json)
+    else:
+        try:
+            code = _show_one(paths[0], as_json)
+        except OncelyError as error:
+            if not check:
+                raise
+            screen.show_error(error, debug=False)
+            code = unreadable(error.message).code
+    return code if check else 0
+
+
+def _show_several(paths: Sequence[Path], as_json: bool) -> int:
+    from oncely.cli.top import read_once, rendered
+    from oncely.cli.web import opened_subjects
+
+    read = read_once(opened_subjects(paths))
+    if as_json:
+        screen.show_json([
+            {"name": subject.name, "file": str(subject.file), **_as_json(one)}
+            for subject, one in read
+        ])  # fmt: skip
+    else:
+        screen.out.print(rendered(read), soft_wrap=False)
+    return max(one.verdict.code for _, one in read)
+
+
+def _as_json(one: Overview) -> dict[str, Any]:
+    if one.status is not None:
+        return one.status.as_json()
+    return {"state": one.verdict.state, "verdict": one.verdict.kind, "reason": one.verdict.reason}
+
+
+def _show_one(file: Path, as_json: bool) -> int:
     pipeline = opened(file)
     status = pipeline.status()
     for warning in status.warnings:
         screen.note(f"warning: {warning}")
     if as_json:
         screen.show_json(status.as_json())
-        return
+        return status.judgement.code
     show(
         [
             ("topic", LEFT),
@@ -45,15 +89,15 @@ def show_status(file: Path, as_json: bool) -> None:
             for one in status.partitions
         ),
     )
-    lag = sum(one.lag for one in status.partitions)
     ran = f"epoch {status.epoch}" if status.epoch else "never ran"
     name = pipeline.settings.name
-    screen.out.print(f"\n{name}: {ran}, lag {lag:,}, rejects {status.rejects:,}")
+    screen.out.print(f"\n{name}: {ran}, lag {status.lag:,}, rejects {status.rejects:,}")
     _show_state(status)
+    return status.judgement.code
 
 
 def _show_state(status: Status) -> None:
-    state, reason = status.judgement
+    state, reason = status.judgement.state, status.judgement.reason
     parts = [f"{state}: {reason}" if reason else state]
     found = status.activity
     if found is not None and found.last_commit is not None:

@@ -15,9 +15,11 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.web import opened_subjects
+from oncely.pipeline.status import Level
 from oncely.reject_summary import printable
-from oncely.web.model import Level, Overview, Subject, duration, overview
+from oncely.web.model import Overview, Subject, overview
 from oncely.web.watch import Watched
+from oncely.wording import duration
 
 _STYLES: dict[Level, str] = {
     "fine": "green", "busy": "cyan", "warn": "yellow", "bad": "bold red", "unknown": "dim",
@@ -28,13 +30,12 @@ Read = Sequence[tuple[Subject, Overview | None]]
 
 
 def top(paths: Sequence[Path], every: float, *, once: bool) -> int:
-    """Print the overview, once or until Ctrl-C; with ``once`` returns 1 if one has a problem."""
+    """Print the overview, once or until Ctrl-C; with ``once`` returns the worst verdict's code."""
     found = opened_subjects(paths)
     if once:
-        with ThreadPoolExecutor(max_workers=min(16, len(found))) as pool:
-            read = list(zip(found, pool.map(overview, found), strict=True))
+        read = read_once(found)
         screen.out.print(rendered(read), soft_wrap=False)
-        return int(any(one.verdict.level == "bad" for _, one in read))
+        return max(one.verdict.code for _, one in read)
     watched = [Watched(one, every) for one in found]
     try:
         with Live(console=screen.out, screen=True, auto_refresh=False) as live:
@@ -47,6 +48,12 @@ def top(paths: Sequence[Path], every: float, *, once: bool) -> int:
     finally:
         for one in watched:
             one.close()
+
+
+def read_once(found: Sequence[Subject]) -> Sequence[tuple[Subject, Overview]]:
+    """Read the progress of each, several at a time."""
+    with ThreadPoolExecutor(max_workers=min(16, len(found))) as pool:
+        return list(zip(found, pool.map(overview, found), strict=True))
 
 
 def rendered(read: Read) -> RenderableType:
@@ -72,9 +79,9 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
         sentence += f" (way out: {one.problem.way_out})"
     numbers = ["-"] * 5
     if one is not None and one.status is not None:
-        age = one.lag_seconds
+        age = one.status.lag_seconds
         numbers = [
-            f"{one.lag:,}",
+            f"{one.status.lag:,}",
             duration(age) if age else "-",
             "-" if one.per_second is None else f"{one.per_second:,.0f}",
             f"{one.status.rejects:,}",

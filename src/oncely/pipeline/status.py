@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.destination import LedgerState
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
+from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
     from oncely.pipeline.pipeline import Pipeline
@@ -21,11 +22,51 @@ WARN_SECONDS, STALL_SECONDS = 60.0, 300.0
 """Seconds for which records may wait without a commit."""
 
 
-class Judgement(NamedTuple):
-    """A verdict about the progress, and its reason; docs/metrics.md has the rules."""
+Kind = Literal[
+    "current", "running", "waiting", "dead letters", "hidden", "behind", "never ran", "stalled",
+    "refused", "unreadable", "unread",
+]  # fmt: skip
+State = Literal["OK", "WARN", "STALL"]
+Level = Literal["fine", "busy", "warn", "bad", "unknown"]
+_JUDGED: Mapping[Kind, tuple[State, Level, int]] = {
+    "current": ("OK", "fine", 0),
+    "running": ("OK", "busy", 0),
+    "waiting": ("OK", "busy", 0),
+    "dead letters": ("WARN", "warn", 1),
+    "hidden": ("WARN", "warn", 1),
+    "behind": ("WARN", "warn", 1),
+    "never ran": ("WARN", "unknown", 1),
+    "stalled": ("STALL", "bad", 2),
+    "refused": ("WARN", "bad", 2),
+    "unreadable": ("WARN", "bad", 3),
+    "unread": ("WARN", "unknown", 3),
+}
 
-    state: Literal["OK", "WARN", "STALL"]
+
+class Judgement(NamedTuple):
+    """A verdict about a pipeline, its reason, and both in words; docs/metrics.md has the rules.
+
+    ``status``, ``top`` and the pages read it, and so do the exit codes.
+    """
+
+    kind: Kind
     reason: str = ""
+    sentence: str = ""
+
+    @property
+    def state(self) -> State:
+        """In one word."""
+        return _JUDGED[self.kind][0]
+
+    @property
+    def level(self) -> Level:
+        """How a page shows it."""
+        return _JUDGED[self.kind][1]
+
+    @property
+    def code(self) -> int:
+        """The exit code of ``--check``, as the Monitoring Plugins have them."""
+        return _JUDGED[self.kind][2]
 
 
 @dataclass(frozen=True)
@@ -51,15 +92,20 @@ class Status:
     hidden: str = ""
 
     @property
+    def lag(self) -> int:
+        """Offsets that are not committed yet, of all partitions."""
+        return sum(one.lag for one in self.partitions)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the oldest record that waits; None if it is not known."""
+        ages = (one.lag_seconds for one in self.partitions)
+        return max((age for age in ages if age is not None), default=None)
+
+    @property
     def judgement(self) -> Judgement:
         """The verdict."""
-        return self.judged(None)
-
-    def judged(self, still: float | None) -> Judgement:
-        """The verdict of one who has seen no position move for some seconds, or has not looked."""
-        own = (self.partitions, self.epoch, self.activity, self.warnings)
-        found = judged(*own, self.waits, still)
-        return Judgement("WARN", self.hidden) if self.hidden and found.state == "OK" else found
+        return judge(self)
 
     def as_json(self) -> dict[str, Any]:
         """The documented JSON-able result."""
@@ -69,52 +115,73 @@ class Status:
             "rejects": self.rejects,
             "epoch": self.epoch,
             "state": self.judgement.state,
+            "verdict": self.judgement.kind,
             "reason": self.judgement.reason or None,
             "last_commit": last.isoformat() if last else None,
             "records_per_second": round(self.activity.rate, 3) if self.activity else None,
         }
 
 
-def judged(
-    partitions: Sequence[PartitionLag],
-    epoch: int,
-    activity: Activity | None,
-    warnings: Sequence[str] = (),
-    waits: float = 0.0,
-    still: float | None = None,
-) -> Judgement:
-    """Judge a pipeline by the time for which records have waited without a commit.
+def judge(status: Status, still: float | None = None) -> Judgement:
+    """Judge a pipeline by its ledger and the topics' ends.
+
+    Args:
+        status: what was read of them.
+        still: seconds for which no position was seen to move; None: nobody has looked.
+    """
+    if status.warnings:
+        reason = "; ".join(status.warnings)
+        return Judgement("refused", reason, f"Before the next start: {reason}")
+    if not status.epoch and all(one.position is None for one in status.partitions):
+        return Judgement("never ran", "it has never run", "It has never run")
+    letters = plural(status.rejects, "dead letter") if status.rejects else ""
+    kind, reason = _progress(status, still)
+    if kind in ("current", "running", "waiting") and (status.hidden or letters):
+        kind, reason = ("hidden" if status.hidden else "dead letters"), status.hidden or letters
+    said = "All records are committed"
+    if status.lag:
+        said = "Stalled" if kind == "stalled" else f"Behind by {plural(status.lag, 'offset')}"
+    age = status.lag_seconds
+    waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
+    parts = (said, reason or waits, letters if letters != reason else "")
+    return Judgement(kind, reason, "; ".join(filter(None, parts)))
+
+
+def unreadable(why: str) -> Judgement:
+    """The verdict about a pipeline whose file, ledger or topics can't be read."""
+    return Judgement("unreadable", why, f"Can't be read: {why}")
+
+
+def _progress(status: Status, still: float | None) -> tuple[Kind, str]:
+    """The verdict by the time for which records have waited without a commit, and the reason.
 
     That is the age of the oldest record to read, or that of the last commit if it is less; of the
     whole pipeline, and of each partition beside others that have commits. Where the time of the
     last commit is not known, it is that for which no position was seen to move (``still``).
     """
-    warn, stall = WARN_SECONDS + waits, STALL_SECONDS + waits
-    if warnings:
-        return Judgement("WARN", warnings[0])
-    left = sum(one.lag for one in partitions)
-    oldest = max((one.lag_seconds or 0.0 for one in partitions), default=0.0)
+    warn, stall = WARN_SECONDS + status.waits, STALL_SECONDS + status.waits
+    left, oldest = status.lag, status.lag_seconds or 0.0
     if not left or oldest <= warn:
-        waiting = f"its filter makes records wait for {waits:,.0f} s" if left and waits else ""
-        return Judgement("OK", waiting)
-    if not epoch:
-        return Judgement("WARN", "it has never run")
+        if left and status.waits:
+            return "waiting", f"its filter makes records wait for {status.waits:,.0f} s"
+        return ("running" if left else "current"), ""
+    activity = status.activity
     since = activity.seconds if activity is not None else None
     since = still if since is None else since
     if since is not None and min(since, oldest) > warn:
         waited = min(since, oldest)
-        state: Literal["WARN", "STALL"] = "STALL" if waited > stall else "WARN"
-        return Judgement(state, f"no commit for {waited:,.0f} s, and {left:,} offsets are left")
+        said = f"no commit for {waited:,.0f} s, and {left:,} offsets are left"
+        return ("stalled" if waited > stall else "behind"), said
     ages = activity.partitions if activity is not None else {}
-    for one in partitions:
+    for one in status.partitions:
         tp, age = TopicPartition(one.topic, one.partition), one.lag_seconds or 0.0
         waited = min(ages.get(tp, age), age) if ages else 0.0
         if one.lag and waited > stall:
             said = f"no commit of {tp} for {waited:,.0f} s, and {one.lag:,} offsets are left"
-            return Judgement("WARN", said)
+            return "behind", said
     if oldest > stall:
-        return Judgement("WARN", f"{oldest:,.0f} s behind")
-    return Judgement("OK")
+        return "behind", f"{oldest:,.0f} s behind"
+    return "running", ""
 
 
 def status(pipeline: Pipeline) -> Status:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from oncely.audit.wording import plural
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.rejects import RejectFilter
 from oncely.sources.reset import Verb
 from oncely.web.model import Problem, tried
+from oncely.wording import plural
 
 
 @dataclass(frozen=True)

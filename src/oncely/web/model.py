@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oncely.config import FilesSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, Counts
@@ -25,14 +25,12 @@ from oncely.lake.manifest import Contents
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
-from oncely.pipeline.status import Status
+from oncely.pipeline.status import Judgement, Status, judge, unreadable
 from oncely.secrets import Secrets, scope
 from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
 
 T = TypeVar("T")
 
-Level = Literal["fine", "busy", "warn", "bad", "unknown"]
-_LEVELS: Mapping[str, Level] = {"OK": "busy", "WARN": "warn", "STALL": "bad"}
 _LETTERS = 500  # dead letters that are read
 _SAMPLES = 20  # of them for each reason
 _LONGEST = 2_000  # characters of a value
@@ -50,13 +48,6 @@ class Problem(NamedTuple):
     def of(cls, error: OncelyError) -> Problem:
         """The problem of an error."""
         return cls(" ".join([error.message, *error.details]), error.way_out)
-
-
-class Verdict(NamedTuple):
-    """The state of a pipeline in words."""
-
-    level: Level
-    sentence: str
 
 
 @dataclass(frozen=True)
@@ -103,25 +94,13 @@ class Overview:
         at: the time of the reading.
     """
 
-    verdict: Verdict
+    verdict: Judgement
     status: Status | None = None
     problem: Problem | None = None
     per_second: float | None = None
     still: float = field(default=0.0, compare=False)
     at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
     clock: float = field(default_factory=time.monotonic, compare=False)
-
-    @property
-    def lag(self) -> int | None:
-        """Offsets that are not committed yet, of all partitions."""
-        return None if self.status is None else sum(one.lag for one in self.status.partitions)
-
-    @property
-    def lag_seconds(self) -> float | None:
-        """The age of the oldest record that waits; None if it is not known."""
-        ages = [] if self.status is None else [one.lag_seconds for one in self.status.partitions]
-        known = [age for age in ages if age is not None]
-        return max(known, default=None)
 
 
 class Span(NamedTuple):
@@ -298,11 +277,11 @@ def overview(subject: Subject, before: Overview | None = None) -> Overview:
     """
     if subject.pipeline is None:
         problem = subject.problem or Problem("the file can't be read")
-        return Overview(Verdict("bad", problem.message), problem=problem)
+        return Overview(unreadable(problem.message), problem=problem)
     found = tried(subject.pipeline, subject.pipeline.status)
     if isinstance(found, Problem):
-        return Overview(Verdict("bad", f"Can't be read: {found.message}"), problem=found)
-    return judged(Overview(Verdict("unknown", ""), found), before)
+        return Overview(unreadable(found.message), problem=found)
+    return judged(Overview(found.judgement, found), before)
 
 
 def judged(now: Overview, before: Overview | None) -> Overview:
@@ -315,32 +294,14 @@ def judged(now: Overview, before: Overview | None) -> Overview:
         moved = _moved(before.status, now.status)
         per_second = moved / passed
         still = 0.0 if moved or now.status.epoch != before.status.epoch else before.still + passed
-    return replace(
-        now, per_second=per_second, still=still, verdict=_verdict(now, now.status, still)
-    )
+    verdict = judge(now.status, still)
+    return replace(now, per_second=per_second, still=still, verdict=verdict)
 
 
 def _moved(before: Status, now: Status) -> int:
     old = {(one.topic, one.partition): one.position for one in before.partitions}
     pairs = ((old.get((one.topic, one.partition)), one.position) for one in now.partitions)
     return sum(abs(new - at) for at, new in pairs if at is not None and new is not None)
-
-
-def _verdict(now: Overview, status: Status, still: float) -> Verdict:
-    if status.warnings:
-        return Verdict("bad", f"Before the next start: {'; '.join(status.warnings)}")
-    if not status.epoch and all(one.position is None for one in status.partitions):
-        return Verdict("unknown", "It has never run")
-    lag, letters = now.lag or 0, ""
-    if status.rejects:
-        letters = f"; {_number(status.rejects, 'dead letter')}"
-    state, reason = status.judged(still)
-    if lag:
-        said = "Stalled" if state == "STALL" else f"Behind by {_number(lag, 'offset')}"
-        if age := now.lag_seconds:
-            reason = reason or f"the oldest record waits for {duration(age)}"
-        return Verdict(_LEVELS[state], f"{said}{reason and '; '}{reason}{letters}")
-    return Verdict("warn" if letters else "fine", f"All records are committed{letters}")
 
 
 def detail(subject: Subject) -> Detail:
@@ -574,15 +535,3 @@ def _target(settings: PipelineSettings) -> str:
         if value is not None:
             return f"{sink.kind} {value}"
     return sink.kind
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """A time in a readable form."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:,.0f} s" if seconds >= 1 else f"{seconds:.1f} s"

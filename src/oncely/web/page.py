@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,11 +12,12 @@ from urllib.parse import quote
 
 from oncely.audit.page import picture
 from oncely.audit.report import Report
-from oncely.audit.wording import plural, verdict_sentence
+from oncely.audit.wording import verdict_sentence
 from oncely.core.ranges import TopicPartition
 from oncely.html import document, of_unknown, time_of
 from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded
+from oncely.pipeline.status import Judgement, Level
 from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
 from oncely.sources.reset import VERBS
@@ -34,10 +36,9 @@ from oncely.web.model import (
     Span,
     Subject,
     TableFiles,
-    Verdict,
-    duration,
 )
 from oncely.web.style import STYLE
+from oncely.wording import duration, plural
 
 _WIDTH = 1000.0
 _LEAST = 2.0
@@ -62,10 +63,10 @@ class Visitor:
 def pipelines(found: Sequence[tuple[Subject, Overview | None]], visitor: Visitor) -> str:
     """The page of all pipelines."""
     items = "".join(_item(subject, overview) for subject, overview in found)
-    levels = [one.verdict.level for _, one in found if one is not None]
-    bad = sum(level == "bad" for level in levels)
-    told = f"{plural(len(found), 'pipeline')}"
-    told += f", {bad} of them with a problem" if bad else ", none of them with a problem"
+    levels = Counter((one.verdict if one is not None else _READING).level for _, one in found)
+    told = plural(len(found), "pipeline")
+    named = [f"{levels[level]} {said}" for level, said in _HEADLINE.items() if levels[level]]
+    told += f": {', '.join(named)}" if named else ", none of them with a problem"
     live = f'<p class="verdict">{told}</p><ul class="pipelines">{items}</ul>'
     return _page("Pipelines", "<h1>Pipelines</h1>", live, "/events", visitor)
 
@@ -241,8 +242,12 @@ def _path(subject: Subject) -> str:
 
 # -- overview --------------------------------------------------------------------------------------
 
-_READING = Verdict("unknown", "Reading; a server has not answered yet")
-_LEVELS = {
+_READING = Judgement("unread", "", "Reading; a server has not answered yet")
+_HEADLINE: Mapping[Level, str] = {
+    "bad": "with a problem", "warn": "behind, or with dead letters",
+    "unknown": "not known or never started",
+}  # fmt: skip
+_LEVELS: Mapping[Level, str] = {
     "fine": "Good", "busy": "Working", "warn": "Attention", "bad": "Problem",
     "unknown": "Unknown",
 }  # fmt: skip
@@ -254,7 +259,7 @@ def _item(subject: Subject, overview: Overview | None) -> str:
     if overview is not None and overview.status is not None:
         numbers += [
             plural(len(overview.status.partitions), "partition"),
-            f"lag {overview.lag:,}",
+            f"lag {overview.status.lag:,}",
             _speed(overview.per_second),
             f"epoch {overview.status.epoch}",
         ]
@@ -267,7 +272,7 @@ def _item(subject: Subject, overview: Overview | None) -> str:
     )
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: Judgement) -> str:
     dot = f'<span class="dot" role="img" aria-label="{_LEVELS[verdict.level]}"></span>'
     return f'<p class="verdict">{dot}<span>{_text(verdict.sentence)}</span></p>'
 
@@ -300,9 +305,9 @@ def _facts(overview: Overview | None, detail: Detail | None, audit: Report | Non
     facts: list[tuple[str, str]] = []
     if overview is not None and overview.status is not None:
         status = overview.status
-        age = overview.lag_seconds
+        age = status.lag_seconds
         facts += [
-            ("lag, in offsets", _n(overview.lag)),
+            ("lag, in offsets", _n(status.lag)),
             ("oldest record waits", duration(age) if age else "–"),
             ("offsets per second", _n(round(overview.per_second or 0))),
             ("dead letters", _n(status.rejects)),

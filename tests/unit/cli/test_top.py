@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from oncely.cli import screen
+from oncely.cli import screen, status, web
 from oncely.cli.top import rendered, top
+from oncely.errors import Unavailable
+from oncely.pipeline.status import unreadable
 from oncely.secrets import Secrets
-from oncely.web.model import Overview, Problem, Verdict, overview
-from tests.webtools import PASSWORD, filled, pipeline_file, subject
+from oncely.web.model import Overview, Problem, overview
+from tests.webtools import PASSWORD, Topics, filled, pipeline_file, subject
 
 
 def shown(read: object, width: int) -> list[str]:
@@ -22,7 +26,7 @@ def shown(read: object, width: int) -> list[str]:
 
 def test_a_line_for_each_pipeline(tmp_path: Path) -> None:
     shop, clicks = subject(filled(tmp_path)), subject(pipeline_file(tmp_path, "clicks"))
-    down = Overview(Verdict("bad", "Can't be read: no answer"), problem=Problem("no", "start it"))
+    down = Overview(unreadable("no answer"), problem=Problem("no", "start it"))
     read = [(clicks, None), (shop, overview(shop)), (subject(shop.file), down)]
     for width in (80, 140):
         lines = shown(read, width)
@@ -43,12 +47,57 @@ def test_no_text_is_cut_in_80_columns(tmp_path: Path) -> None:
         assert any(word in line for line in lines), word
 
 
-def test_once_ends_with_1_if_there_is_a_problem(tmp_path: Path) -> None:
+def test_once_ends_with_the_code_of_the_worst(tmp_path: Path) -> None:
     url = f"postgresql://app:{PASSWORD}@127.0.0.1:2/db"
     with screen.out.capture() as told:
         try:
-            assert top([pipeline_file(tmp_path, "billing", url)], 1.0, once=True) == 1
+            assert top([pipeline_file(tmp_path, "billing", url)], 1.0, once=True) == 3
         finally:
             screen.hide(Secrets())
     assert "billing" in told.get()
     assert PASSWORD not in told.get()
+
+
+@pytest.mark.parametrize(
+    ("names", "code"),
+    [(["idle"], 1), (["shop"], 1), (["shop", "idle"], 1), (["shop", "down"], 3), (["down"], 3)],
+)
+def test_the_codes_of_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], code: int
+) -> None:
+    made = {
+        "shop": subject(filled(tmp_path)),
+        "idle": subject(pipeline_file(tmp_path, "idle")),
+        "down": subject(pipeline_file(tmp_path, "down"), Topics(down=True)),
+    }
+    files = [made[name].file for name in names]
+    monkeypatch.setattr(web, "opened_subjects", lambda paths: [made[one.stem] for one in paths])
+    monkeypatch.setattr(status, "opened", lambda file: made[file.stem].pipeline)
+
+    def ended(*, as_json: bool, check: bool) -> int:
+        return status.show_status(files, as_json=as_json, check=check)
+
+    with screen.out.capture() as told:
+        assert ended(as_json=False, check=True) == code
+    for name in set(names) - {"down"}:
+        assert name in told.get()
+    if names == ["down"]:
+        with pytest.raises(Unavailable):
+            ended(as_json=False, check=False)
+    else:
+        assert ended(as_json=True, check=False) == 0
+
+
+def test_status_of_several_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = subject(filled(tmp_path))
+    down = subject(pipeline_file(tmp_path, "down"), Topics(down=True))
+    monkeypatch.setattr(web, "opened_subjects", lambda _paths: [shop, down])
+    assert status.show_status([tmp_path], as_json=True, check=True) == 3
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["name"], first["verdict"], first["rejects"]) == ("shop", "behind", 3)
+    assert second == {
+        "name": "down", "file": str(down.file), "state": "WARN", "verdict": "unreadable",
+        "reason": "the broker does not answer",
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from oncely.ledgers.sql import activity
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline import status
 from oncely.pipeline.destination import LedgerState
-from oncely.pipeline.status import Status, judged
+from oncely.pipeline.status import Status
 from oncely.sources.lag import PartitionLag
 
 NOW = datetime(2026, 11, 23, 6, tzinfo=UTC)
@@ -22,6 +22,13 @@ NOW = datetime(2026, 11, 23, 6, tzinfo=UTC)
 
 def lag(offsets: int, seconds: float | None) -> PartitionLag:
     return PartitionLag("t", 0, 10, 10 + offsets, offsets, seconds)
+
+
+def judged(
+    behind: list[PartitionLag], epoch: int, activity: Activity | None, waits: float = 0.0
+) -> tuple[str, str]:
+    found = Status(tuple(behind), 0, epoch, activity=activity, waits=waits).judgement
+    return found.state, found.reason
 
 
 def committed(seconds: float | None) -> Activity:
@@ -51,9 +58,9 @@ def committed(seconds: float | None) -> Activity:
 def test_the_verdict(
     behind: PartitionLag, epoch: int, activity: Activity | None, state: str
 ) -> None:
-    found = judged([lag(0, 0.0), behind], epoch, activity)
-    assert found.state == state
-    assert bool(found.reason) == (state != "OK")
+    found, reason = judged([lag(0, 0.0), behind], epoch, activity)
+    assert found == state
+    assert bool(reason) == (state != "OK")
 
 
 def test_a_partition_without_commits_beside_others() -> None:
@@ -67,20 +74,48 @@ def test_a_partition_without_commits_beside_others() -> None:
         "no commit of t-1 for 301 s, and 7 offsets are left",
     )
     never = replace(works, partitions={t0: 1.0})
-    assert judged(behind, 3, never).reason == "no commit of t-1 for 800 s, and 7 offsets are left"
+    assert judged(behind, 3, never)[1] == "no commit of t-1 for 800 s, and 7 offsets are left"
 
 
 def test_records_that_wait_as_a_filter_says_are_no_stall() -> None:
     behind, idle = [lag(5, 650.0)], committed(600.0)
-    assert judged(behind, 3, idle).state == "STALL"
+    assert judged(behind, 3, idle)[0] == "STALL"
     said = "its filter makes records wait for 600 s"
     assert judged(behind, 3, idle, waits=600.0) == ("OK", said)
 
 
 def test_what_the_next_start_would_refuse_is_a_warning() -> None:
     status = Status((lag(0, 0.0),), 0, 3, ("topic t was recreated",), committed(1))
-    assert status.judgement == ("WARN", "topic t was recreated")
-    assert status.as_json()["state"] == "WARN"
+    said = "Before the next start: topic t was recreated"
+    assert status.judgement == ("refused", "topic t was recreated", said)
+    assert (status.as_json()["state"], status.judgement.code) == ("WARN", 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "state", "level", "code", "sentence"),
+    [
+        (Status((lag(0, 0.0),), 0, 3), "current", "OK", "fine", 0, "All records are committed"),
+        (Status((lag(0, 0.0)._replace(position=None),), 0, 0), "never ran", "WARN", "unknown", 1,
+         "It has never run"),
+        (Status((lag(5, 2.0),), 0, 3), "running", "OK", "busy", 0,
+         "Behind by 5 offsets; the oldest record waits for 2 s"),
+        (Status((lag(5, 2.0),), 1, 3), "dead letters", "WARN", "warn", 1,
+         "Behind by 5 offsets; 1 dead letter"),
+        (Status((lag(0, 0.0),), 2, 3, hidden="t-0 waits"), "hidden", "WARN", "warn", 1,
+         "All records are committed; t-0 waits; 2 dead letters"),
+        (Status((lag(1, 900.0),), 0, 3, activity=committed(61)), "behind", "WARN", "warn", 1,
+         "Behind by 1 offset; no commit for 61 s, and 1 offsets are left"),
+        (Status((lag(1, 900.0),), 2, 3, activity=committed(301)), "stalled", "STALL", "bad", 2,
+         "Stalled; no commit for 301 s, and 1 offsets are left; 2 dead letters"),
+    ],
+)  # fmt: skip
+def test_every_verdict(
+    status: Status, kind: str, state: str, level: str, code: int, sentence: str
+) -> None:
+    found = status.judgement
+    assert (found.kind, found.state, found.level, found.code) == (kind, state, level, code)
+    assert found.sentence == sentence
+    assert status.as_json()["verdict"] == kind
 
 
 def test_the_rate_of_the_last_minutes() -> None:
@@ -102,4 +137,4 @@ def test_a_destination_that_the_next_start_refuses_is_a_warning() -> None:
     pipeline: Any = SimpleNamespace(source=None)
     assert status._warnings(pipeline, known) == ("'out' was deleted",)
     found = Status((lag(0, 0.0),), 0, 3, status._warnings(pipeline, known))
-    assert found.judgement == ("WARN", "'out' was deleted")
+    assert found.judgement[:2] == ("refused", "'out' was deleted")

@@ -24,13 +24,12 @@ from oncely.web.model import (
     Overview,
     Problem,
     Subject,
-    Verdict,
     detail,
-    duration,
     history_of,
     judged,
     overview,
 )
+from oncely.wording import duration
 from tests.sinktools import T0, T1
 from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
 
@@ -48,7 +47,7 @@ def read(shop: Subject) -> Detail:
 def test_the_progress_in_words(shop: Subject) -> None:
     found = overview(shop)
     assert found.status is not None
-    assert (found.lag, found.status.rejects, found.status.epoch) == (30, 3, 4)
+    assert (found.status.lag, found.status.rejects, found.status.epoch) == (30, 3, 4)
     assert found.verdict.level == "warn"
     said = r"Behind by 30 offsets; [\d,]+ s behind; 3 dead letters"
     assert re.fullmatch(said, found.verdict.sentence)
@@ -134,36 +133,18 @@ def judge(*readings: tuple[float, Status]) -> Overview:
     """The last of several readings, each with its time."""
     last = None
     for clock, status in readings:
-        last = judged(Overview(Verdict("unknown", ""), status, clock=clock), last)
+        last = judged(Overview(status.judgement, status, clock=clock), last)
     assert last is not None
     return last
-
-
-@pytest.mark.parametrize(
-    ("status", "verdict"),
-    [
-        (of(100), ("fine", "All records are committed")),
-        (of(100, rejects=1), ("warn", "All records are committed; 1 dead letter")),
-        (of(99), ("busy", "Behind by 1 offset; the oldest record waits for 5 s")),
-        (of(99, age=None), ("busy", "Behind by 1 offset")),
-        (of(None, epoch=0), ("unknown", "It has never run")),
-        (
-            of(100, warnings=("topic t was recreated",)),
-            ("bad", "Before the next start: topic t was recreated"),
-        ),
-    ],
-)
-def test_verdicts(status: Status, verdict: tuple[str, str]) -> None:
-    assert judge((0.0, status)).verdict == verdict
 
 
 def test_a_pipeline_that_does_not_move_is_stalled() -> None:
     old = of(50, age=900.0)
     assert judge((0.0, of(50)), (59.0, of(50))).verdict.level == "busy"
     late = "Behind by 50 offsets; no commit for 61 s, and 50 offsets are left"
-    assert judge((0.0, old), (30.0, old), (61.0, old)).verdict == ("warn", late)
-    stalled = ("bad", "Stalled; no commit for 301 s, and 50 offsets are left")
-    assert judge((0.0, old), (301.0, old)).verdict == stalled
+    assert judge((0.0, old), (30.0, old), (61.0, old)).verdict[::2] == ("behind", late)
+    stalled = ("stalled", "Stalled; no commit for 301 s, and 50 offsets are left")
+    assert judge((0.0, old), (301.0, old)).verdict[::2] == stalled
     delayed = judge((0.0, of(50, age=350.0, waits=600.0)), (301.0, of(50, age=650.0, waits=600.0)))
     assert delayed.verdict.level == "busy"
     assert delayed.verdict.sentence.endswith("; its filter makes records wait for 600 s")

@@ -75,7 +75,7 @@ def logged_in(site: Site) -> tuple[TestClient, str]:
 
 def test_all_pipelines_are_listed_beside_one_that_is_down(client: TestClient) -> None:
     text = client.get("/").text
-    assert "3 pipelines, 1 of them with a problem" in text
+    assert "3 pipelines: 1 with a problem, 1 behind, or with dead letters, 1 not known" in text
     assert "Behind by 30 offsets" in text
     assert "It has never run" in text
     assert "no connection to PostgreSQL" in text
