@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oncely.clients.kafka.groups import Member
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.claim import Takeover
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
@@ -72,6 +73,10 @@ class Topics:
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
         return dict.fromkeys(self.ends, 5)
+
+    def members(self, group: str) -> list[Member]:
+        worker = Member("oncely-work/shop/<b>", "10.0.0.7", (T0, T1))
+        return [worker] if group == "oncely-shop" else []
 
     def resolve_start(self, start: str) -> dict[TopicPartition, Position]:
         return dict.fromkeys(self.ends, 0)

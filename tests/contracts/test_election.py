@@ -11,12 +11,13 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Rebalances,
-    members_of,
 )
+from oncely.clients.kafka.groups import members
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
@@ -118,7 +119,7 @@ def test_a_worker_sees_the_replicas(replicas: Replicas) -> None:
     """From before the first of them is elected, until the last one has left."""
 
     def seen() -> int:
-        return members_of(replicas.brokers, {}, replicas.group)
+        return len(members(KafkaAdmin(replicas.brokers, {}, 10.0), replicas.group))
 
     assert seen() == 0
     first = replicas.start()

@@ -10,13 +10,14 @@ from typing import Any, get_args
 import pytest
 
 from oncely.clients.kafka import group_consumer
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Protocols,
-    members_of,
     worker_id,
 )
+from oncely.clients.kafka.groups import members
 from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
@@ -190,7 +191,8 @@ def test_two_pipelines_in_one_group_are_refused(
     ):
         await_that(lambda: one.poll() and two.poll() and False, "an end", 180)
     group = one.group._membership.group  # who left while joining stays for a session
-    await_that(lambda: members_of(broker.bootstrap, {}, group) == 0, "both have left")
+    admin = KafkaAdmin(broker.bootstrap, {}, 10.0)
+    await_that(lambda: not members(admin, group), "both have left")
     with closing(Reader(broker, topic, protocol, worker_id("one", ""))) as one:
         await_that(lambda: len(one.poll().held) == 2, "alone")
         with closing(Reader(broker, topic, protocol, worker_id("one", ""))) as same:

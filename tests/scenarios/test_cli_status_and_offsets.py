@@ -43,9 +43,10 @@ class TestStatus:
         now = time.time()
         status = oncely_json("status", world.file())
         assert (status["rejects"], status["epoch"]) == (0, 0)
-        more = {"state", "verdict", "reason", "last_commit", "records_per_second"}
+        more = {"state", "verdict", "reason", "last_commit", "records_per_second", "members"}
         assert set(status) == {"partitions", "rejects", "epoch", *more}
         assert (status["last_commit"], status["records_per_second"]) == (None, None)
+        assert status["members"] == []
         for number, one in enumerate(status["partitions"]):
             seconds = one.pop("lag_seconds")
             assert 0 <= seconds <= time.time() - now + 120

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.group_consumer import members_of
+from oncely.sources.kafka import KafkaSource
 from oncely.testing.moments import inside_a_commit
 from oncely.testing.processes import Child, await_that, child
 from oncely.testing.servers.ports import free_port
 from tests.prometheus import samples
-from tests.scenarios.commands import oncely
+from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.test_probes import asked
 from tests.scenarios.world import World, assert_exactly_once, assert_steps
 
@@ -86,7 +86,11 @@ def test_an_idle_member_takes_over_from_a_killed_one(make_world: Any, is_static:
         await_that(lambda: world.count() == 100, "rows")
         with member(world, "--http", f":{port}", worker=two) as second:
             group = f"oncely-{world.name}"
-            await_that(lambda: members_of(world.brokers, {}, group) == 2, "two members")
+            source = KafkaSource(world.brokers, (world.topic,))
+            await_that(lambda: len(source.members(group)) == 2, "two members")
+            shown = oncely_json("status", world.file())["members"]
+            assert sorted(len(one["partitions"]) for one in shown) == [0, 1]
+            assert {(one["group"], one["host"]) for one in shown} == {(group, "127.0.0.1")}
             await_that(lambda: asked(port, "/readyz")[0] == 200, "ready without partitions")
             assert asked(port, "/livez")[0] == 200
             assert "oncely_lag_records{" not in asked(port, "/metrics")[1]  # those of the other

@@ -24,7 +24,6 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
 from oncely.pipeline.standby import OnFenced
-from oncely.pipeline.working import group_of
 from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
@@ -288,7 +287,7 @@ def work_file(
         with (
             progress_of(pipeline) as progress,
             logged(pipeline, events, progress) as told,
-            probed(pipeline, http, told, group_of(pipeline)) as listener,
+            probed(pipeline, http, told, pipeline.settings.worker_group) as listener,
         ):
             progress.say("checking topics and table")
             signals.idle = False

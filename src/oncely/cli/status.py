@@ -14,6 +14,7 @@ from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, duration, show
 from oncely.errors import OncelyError
 from oncely.pipeline.status import Status, unreadable
+from oncely.wording import plural
 
 if TYPE_CHECKING:
     from oncely.web.model import Overview
@@ -93,7 +94,19 @@ def _show_one(file: Path, as_json: bool) -> int:
     name = pipeline.settings.name
     screen.out.print(f"\n{name}: {ran}, lag {status.lag:,}, rejects {status.rejects:,}")
     _show_state(status)
+    _show_members(status)
     return status.judgement.code
+
+
+def _show_members(status: Status) -> None:
+    if status.members is None:
+        return
+    for group, found in status.members.items():
+        for one in found:
+            held = plural(len(one.partitions), "partition")
+            screen.out.print(screen.redact(f"{group}: {one.client} at {one.host}, {held}"))
+    if not any(status.members.values()):
+        screen.out.print("no worker is there, and no run that stands by")
 
 
 def _show_state(status: Status) -> None:

@@ -159,6 +159,16 @@ class PipelineSettings(Section):
         return self.source.group or f"oncely-{self.name}"
 
     @property
+    def worker_group(self) -> str:
+        """The consumer group of the workers."""
+        return self.worker.group or self.group
+
+    @property
+    def standby_group(self) -> str:
+        """The consumer group of runs that stand by, and of the one that is elected."""
+        return f"{self.group}.standby"
+
+    @property
     def mirror_group(self) -> str | None:
         """The consumer group that shows the position to lag tools; None if it is disabled."""
         return None if self.source.group == "" else self.group

@@ -10,12 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from oncely.clients.kafka.group_consumer import (
-    GroupConsumer,
-    Membership,
-    Rebalances,
-    members_of,
-)
+from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Rebalances
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
@@ -51,12 +46,12 @@ def run_when_elected(
     def join(name: str, rebalances: Rebalances) -> GroupConsumer:
         source = pipeline.source
         given = Membership(
-            group_of(pipeline), "eager", session_seconds=SESSION_SECONDS, client=name
+            pipeline.settings.standby_group, "eager", session_seconds=SESSION_SECONDS, client=name
         )
         return GroupConsumer(source.brokers, source.kafka, [topic], given, rebalances)
 
     with Election(join, TopicPartition(topic, 0)) as election:
-        while _elected(election, stop, listener, group_of(pipeline)):
+        while _elected(election, stop, listener, pipeline.settings.standby_group):
             try:
                 return run()
             except Fenced as error:
@@ -101,19 +96,14 @@ def _alone(pipeline: Pipeline, stop: StopSignal, listener: events.Listener) -> b
 
 def _has_replicas(pipeline: Pipeline) -> bool:
     """True if a replica is there, or may be, as the group's coordinator does not answer."""
-    source, group = pipeline.source, group_of(pipeline)
+    source, group = pipeline.source, pipeline.settings.standby_group
     try:
-        return members_of(source.brokers, source.kafka, group) > 0
+        return bool(source.members(group))
     except Unavailable as error:
         log.warning("the group of the replicas: %s", error.message)
         return True
     except ConfigError as error:
         _no_right(error, group)
-
-
-def group_of(pipeline: Pipeline) -> str:
-    """The consumer group of the replicas."""
-    return f"{pipeline.settings.group}.standby"
 
 
 def fenced(error: Fenced) -> events.FencedOut:

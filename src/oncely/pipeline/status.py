@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from oncely.clients.kafka.groups import Member
 from oncely.config import FilterSettings
 from oncely.core.ranges import Position, TopicPartition
+from oncely.errors import Unavailable, WrongInput
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline.destination import LedgerState
 from oncely.sources.kafka import KafkaSource
@@ -81,6 +83,8 @@ class Status:
         activity: the newest commits; None if the ledger does not store their times.
         waits: seconds for which a filter makes records wait.
         hidden: the reason for which records at the end of a partition cannot be read; or empty.
+        members: the workers, and the runs that stand by or were elected, by group; None if the
+            broker does not tell. A run that does not stand by is in no group.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -90,6 +94,7 @@ class Status:
     activity: Activity | None = None
     waits: float = 0.0
     hidden: str = ""
+    members: Mapping[str, Sequence[Member]] | None = None
 
     @property
     def lag(self) -> int:
@@ -119,6 +124,17 @@ class Status:
             "reason": self.judgement.reason or None,
             "last_commit": last.isoformat() if last else None,
             "records_per_second": round(self.activity.rate, 3) if self.activity else None,
+            "members": self.members
+            and [
+                {
+                    "group": group,
+                    "client": one.client,
+                    "host": one.host,
+                    "partitions": [str(tp) for tp in one.partitions],
+                }
+                for group, found in self.members.items()
+                for one in found
+            ],
         }
 
 
@@ -143,7 +159,9 @@ def judge(status: Status, still: float | None = None) -> Judgement:
         said = "Stalled" if kind == "stalled" else f"Behind by {plural(status.lag, 'offset')}"
     age = status.lag_seconds
     waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
-    parts = (said, reason or waits, letters if letters != reason else "")
+    gone = status.lag and status.members is not None and not any(status.members.values())
+    nobody = "no worker is there, and no run that stands by" if gone else ""
+    parts = (said, reason or waits, nobody, letters if letters != reason else "")
     return Judgement(kind, reason, "; ".join(filter(None, parts)))
 
 
@@ -200,7 +218,17 @@ def status(pipeline: Pipeline) -> Status:
         known.activity,
         _waits(pipeline.settings.filter),
         _hidden(pipeline.source, lags, now_ms),
+        _members(pipeline),
     )
+
+
+def _members(pipeline: Pipeline) -> Mapping[str, Sequence[Member]] | None:
+    settings = pipeline.settings
+    groups = (settings.worker_group, settings.standby_group)
+    try:
+        return {group: pipeline.source.members(group) for group in groups}
+    except (Unavailable, WrongInput):
+        return None
 
 
 def _hidden(source: KafkaSource, lags: Sequence[PartitionLag], now_ms: int) -> str:

@@ -54,18 +54,14 @@ def work(
     spans = not isinstance(pipeline.settings.sink, HandlersSinkSettings)  # that sink makes them
     with (
         logged(pipeline, path, listener) as told,
-        probed(pipeline, http, told, group_of(pipeline)) as heard,
-        traced(pipeline.settings.name, group_of(pipeline), heard, spans=spans) as observed,
+        probed(pipeline, http, told, pipeline.settings.worker_group) as heard,
+        traced(
+            pipeline.settings.name, pipeline.settings.worker_group, heard, spans=spans
+        ) as observed,
     ):
         return telling_the_end(
             observed, lambda: _started(pipeline, until, stop, observed, on_fenced)
         )
-
-
-def group_of(pipeline: Pipeline) -> str:
-    """The consumer group of the members."""
-    settings = pipeline.settings
-    return settings.worker.group or settings.group
 
 
 def refuse_unfit(pipeline: Pipeline) -> None:
@@ -101,7 +97,7 @@ def _refuse_group(pipeline: Pipeline) -> None:
     """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
     settings = pipeline.settings
     stored = settings.group
-    if isinstance(settings.sink, KafkaSinkSettings) and group_of(pipeline) != stored:
+    if isinstance(settings.sink, KafkaSinkSettings) and settings.worker_group != stored:
         raise ConfigError(
             "worker.group",
             f"found {settings.worker.group!r}; the positions are in group {stored!r}",
@@ -134,7 +130,7 @@ def _work(
     run = _run_of(pipeline, listener)
     source, given = pipeline.source, pipeline.settings.worker
     membership = Membership(
-        group_of(pipeline), given.protocol, given.instance, given.session_timeout,
+        pipeline.settings.worker_group, given.protocol, given.instance, given.session_timeout,
         polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, KafkaSink),
     )  # fmt: skip
     records = min(given.max_records, _AHEAD) if run.by_key else given.max_records

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.groups import Member, members
 from oncely.clients.kafka.reader import SILENCE, Reader
 from oncely.clients.kafka.records import KafkaRecord
 from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
@@ -236,6 +237,15 @@ class KafkaSource:
             )
         except WrongInput as error:
             raise Unavailable(f"{doing}: {error}") from error
+
+    def members(self, group: str) -> list[Member]:
+        """The members of a consumer group; none if there is no such group.
+
+        Raises:
+            ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
+            Unavailable: no answer.
+        """
+        return [Member.of(one) for one in members(self._asking, group)]
 
     def mirrored(self, group: str) -> dict[TopicPartition, Position]:
         """The committed offsets of the group for these topics.

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from oncely.audit.page import picture
 from oncely.audit.report import Report
 from oncely.audit.wording import verdict_sentence
+from oncely.clients.kafka.groups import Member
 from oncely.core.ranges import TopicPartition
 from oncely.html import document, of_unknown, time_of
 from oncely.pipeline.offsets import Reset
@@ -301,6 +302,16 @@ def _job(job: Job | None) -> str:
     )
 
 
+def _members(found: Mapping[str, Sequence[Member]] | None) -> str:
+    if found is None:
+        return "not known"
+    told = (
+        f"{one.client} at {one.host}: {plural(len(one.partitions), 'partition')}"
+        for members in found.values() for one in members
+    )  # fmt: skip
+    return _text("; ".join(told) or "no worker, and no run that stands by")
+
+
 def _facts(overview: Overview | None, detail: Detail | None, audit: Report | None) -> str:
     facts: list[tuple[str, str]] = []
     if overview is not None and overview.status is not None:
@@ -312,6 +323,7 @@ def _facts(overview: Overview | None, detail: Detail | None, audit: Report | Non
             ("offsets per second", _n(round(overview.per_second or 0))),
             ("dead letters", _n(status.rejects)),
             ("last epoch", str(status.epoch or "none")),
+            ("members", _members(status.members)),
         ]
     history = detail.history if detail is not None else None
     if isinstance(history, History) and history.last_commit:

@@ -99,6 +99,9 @@ def test_what_the_next_start_would_refuse_is_a_warning() -> None:
          "It has never run"),
         (Status((lag(5, 2.0),), 0, 3), "running", "OK", "busy", 0,
          "Behind by 5 offsets; the oldest record waits for 2 s"),
+        (Status((lag(5, 2.0),), 0, 3, members={"g": [], "h": []}), "running", "OK", "busy", 0,
+         "Behind by 5 offsets; the oldest record waits for 2 s;"
+         " no worker is there, and no run that stands by"),
         (Status((lag(5, 2.0),), 1, 3), "dead letters", "WARN", "warn", 1,
          "Behind by 5 offsets; 1 dead letter"),
         (Status((lag(0, 0.0),), 2, 3, hidden="t-0 waits"), "hidden", "WARN", "warn", 1,

@@ -12,6 +12,7 @@ from oncely.core import events
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
 from oncely.pipeline import Pipeline, standby
 from oncely.runtimes.stop import StopSignal
+from oncely.sources.kafka import KafkaSource
 from tests.unit.pipeline.test_run_when_elected import MINIMAL, outcomes
 
 PIPELINE = Pipeline(parse(MINIMAL))
@@ -22,14 +23,14 @@ def members(monkeypatch: pytest.MonkeyPatch) -> list[int | Exception]:
     """The answers of the group, one after the other; the last one for ever."""
     answers: list[int | Exception] = []
 
-    def members_of(brokers: str, _: object, group: str) -> int:
-        assert (brokers, group) == ("h:1", "oncely-p.standby")
+    def members(_: KafkaSource, group: str) -> list[None]:
+        assert group == "oncely-p.standby"
         one = answers.pop(0) if len(answers) > 1 else answers[0]
         if isinstance(one, Exception):
             raise one
-        return one
+        return [None] * one
 
-    monkeypatch.setattr(standby, "members_of", members_of)
+    monkeypatch.setattr(KafkaSource, "members", members)
     monkeypatch.setattr(standby, "_LOOK_SECONDS", 0.0)
     return answers
 

@@ -9,12 +9,12 @@ from typing import Any, get_args
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka import group_consumer
+from oncely.clients.kafka import group_consumer, groups
+from oncely.clients.kafka.client import KafkaAdmin
 from oncely.clients.kafka.group_consumer import (
     GroupConsumer,
     Membership,
     Protocols,
-    members_of,
     worker_id,
 )
 from oncely.clients.kafka.inbox import Polled
@@ -347,8 +347,8 @@ def test_a_seek_in_a_rebalance_drops_what_the_same_call_has_taken(
 def test_the_members_of_a_group_are_counted(
     monkeypatch: pytest.MonkeyPatch, answer: object, members: int
 ) -> None:
-    monkeypatch.setattr(group_consumer.KafkaAdmin, "ask", lambda *_: {"g": answer})
-    assert members_of("127.0.0.1:1", {}, "g") == members
+    monkeypatch.setattr(KafkaAdmin, "ask", lambda *_: {"g": answer})
+    assert len(groups.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")) == members
 
 
 @pytest.mark.parametrize(
@@ -362,6 +362,6 @@ def test_a_group_that_is_not_described_is_not_empty(
     monkeypatch: pytest.MonkeyPatch, code: int, kind: type[OncelyError]
 ) -> None:
     answer = KafkaException(KafkaError(code))
-    monkeypatch.setattr(group_consumer.KafkaAdmin, "ask", lambda *_: {"g": answer})
+    monkeypatch.setattr(KafkaAdmin, "ask", lambda *_: {"g": answer})
     with pytest.raises(kind, match="describe group 'g'"):
-        members_of("127.0.0.1:1", {}, "g")
+        groups.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")

@@ -88,6 +88,7 @@ def test_the_page_of_a_pipeline(client: TestClient) -> None:
         "Epoch 4 holds every partition.", "undone by a reset", "Takeovers", "Dead letters",
         "name: not a string", "t-0@59", "Reset of positions", "Guarantee: exactly once",
         "Each task writes rows, rejects and the new position",
+        "oncely-work/shop/&lt;b&gt; at 10.0.0.7: 2 partitions",
     ):  # fmt: skip
         assert told in text, told
     told = "<title>epoch ([124]): offsets [0-9,]+ to [0-9,]+ committed"

@@ -8,8 +8,6 @@ A call that takes many messages can run a callback between two of them. Messages
 before the callback are then in the same list as the new assignment. Messages of a partition that
 was assigned during the call are dropped, and the partition is fetched again from its position:
 otherwise messages of an earlier assignment could hide records between the position and themselves.
-
-:func:`members_of` asks the group's coordinator.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
+from oncely.clients.kafka.groups import members
 from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Polled, inbox_of
 from oncely.clients.kafka.records import RecordColumns
 from oncely.core.ranges import Position, TopicPartition
@@ -449,38 +448,3 @@ def _pipeline(client: str) -> str:
 def _marked(error: KafkaError | None, _: Any) -> None:
     if error is not None:
         log.debug("positions were not marked: %s", error.str())
-
-
-def members_of(brokers: str, kafka: Mapping[str, object], group: str) -> int:
-    """The number of members of a group; 0 if there is no such group.
-
-    Raises:
-        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
-        Unavailable: no answer.
-    """
-    admin = KafkaAdmin(brokers, kafka, timeout=10.0)
-    try:
-        return len(members(admin, group))
-    finally:
-        admin.close()
-
-
-def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
-    """The members of a group, as described; none if there is no such group."""
-    doing = f"describe group {group!r}"
-    answer = admin.ask(
-        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
-    )[group]
-    if not isinstance(answer, Exception):
-        found: Collection[Any] = answer.members
-        return found
-    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
-    if code == KafkaError.GROUP_ID_NOT_FOUND:
-        return ()
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        raise ConfigError(
-            "worker.group",
-            f"no right to describe group {group!r}: {answer}",
-            way_out="grant this user Describe on the group",
-        ) from answer
-    raise admin.sorted(answer, doing) from answer
