@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from select import select
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -26,28 +31,80 @@ _STYLES: dict[Level, str] = {
 }  # fmt: skip
 _MARKS: dict[Level, str] = {"fine": "✓", "busy": "→", "warn": "!", "bad": "✕", "unknown": "?"}
 
+_HEAD, _FOOT = 2, 2  # lines above and below those that scroll
+_SCROLL = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -10, "\x1b[6~": 10}
+"""By keys (ECMA-48): tenths of a page."""
+
 Read = Sequence[tuple[Subject, Overview | None]]
 
 
 def top(paths: Sequence[Path], every: float, *, once: bool) -> int:
-    """Print the overview, once or until Ctrl-C; with ``once`` returns the worst verdict's code."""
+    """Show the overview until ``q`` or Ctrl-C.
+
+    With ``once``, or into a pipe or a file, prints it once and returns the worst verdict's code.
+    """
     found = opened_subjects(paths)
-    if once:
+    if once or not screen.out.is_terminal:
         read = read_once(found)
         screen.out.print(rendered(read), soft_wrap=False)
         return max(one.verdict.code for _, one in read)
     watched = [Watched(one, every) for one in found]
     try:
-        with Live(console=screen.out, screen=True, auto_refresh=False) as live:
-            while True:
-                shown = [(one.subject, one.overview.get()) for one in watched]
-                live.update(Group(rendered(shown), _foot(shown)), refresh=True)
-                time.sleep(0.5)
+        with Live(console=screen.out, screen=True, auto_refresh=False) as live, keys() as pressed:
+            _show(live, watched, pressed)
     except KeyboardInterrupt:
-        return 0
+        pass
     finally:
         for one in watched:
             one.close()
+    return 0
+
+
+def _show(live: Live, watched: Sequence[Watched], pressed: Callable[[float], str]) -> None:
+    """Until ``q``; arrows, page up and page down scroll."""
+    first, key = 0, ""
+    while key != "q":
+        shown = [(one.subject, one.overview.get()) for one in watched]
+        lines = screen.out.render_lines(rendered(shown), pad=False)
+        head, body = lines[:_HEAD], lines[_HEAD:]
+        room = max(screen.out.height - _HEAD - _FOOT, 1)
+        first = max(0, min(first + _SCROLL.get(key, 0) * room // 10, len(body) - room))
+        part = f"lines {first + 1} to {min(first + room, len(body))} of {len(body)}; "
+        drawn = Group(*(_line(one) for one in (*head, *body[first : first + room])))
+        live.update(Group(drawn, _foot(shown, part if len(body) > room else "")), refresh=True)
+        key = pressed(0.5)
+
+
+def _line(segments: Sequence[Segment]) -> Text:
+    return Text.assemble(*((one.text, one.style or "") for one in segments))
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits some seconds for a key and returns it; "" without one or a terminal."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    from termios import TCSADRAIN, tcgetattr, tcsetattr
+    from tty import setcbreak
+
+    file = sys.stdin.fileno()
+
+    def pressed(seconds: float) -> str:
+        ready, _, _ = select([file], [], [], seconds)
+        return os.read(file, 16).decode(errors="replace") if ready else ""
+
+    before = tcgetattr(file)
+    setcbreak(file)
+    try:
+        yield pressed
+    finally:
+        tcsetattr(file, TCSADRAIN, before)
 
 
 def read_once(found: Sequence[Subject]) -> Sequence[tuple[Subject, Overview]]:
@@ -96,7 +153,7 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
     ]
 
 
-def _foot(read: Read) -> Text:
+def _foot(read: Read, part: str) -> Text:
     times = [one.at for _, one in read if one is not None]
-    said = f"read at {min(times):%H:%M:%S} UTC; Ctrl-C ends it" if times else "Ctrl-C ends it"
-    return Text(f"\n{said}", style="dim")
+    said = f"read at {min(times):%H:%M:%S} UTC; " if times else ""
+    return Text(f"\n{part}{said}q ends it", style="dim")

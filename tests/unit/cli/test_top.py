@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -45,6 +52,45 @@ def test_no_text_is_cut_in_80_columns(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     for word in read.verdict.sentence.split():
         assert any(word in line for line in lines), word
+
+
+def test_it_scrolls_and_q_ends_it(tmp_path: Path) -> None:
+    for number in range(20):
+        pipeline_file(tmp_path, f"p{number:02}", f"sqlite:///{tmp_path}/{number}.db")
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 14, 100, 0, 0))
+    command = [sys.executable, "-m", "oncely.cli", "top", str(tmp_path)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "14"}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment) as process:
+        os.close(its)
+        seen = ""
+
+        def until(text: str) -> None:
+            nonlocal seen
+            while text not in seen:
+                seen += os.read(ours, 65_536).decode()
+
+        try:
+            until("lines 1 to 10 of 20")
+            assert "p00" in seen
+            assert "p15" not in seen
+            os.write(ours, b"\x1b[6~")
+            until("lines 11 to 20 of 20; ")
+            assert "p15" in seen
+            os.write(ours, b"\x1b[A")
+            until("lines 10 to 19 of 20")
+            os.write(ours, b"q")
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_into_a_pipe_it_is_printed_once(tmp_path: Path) -> None:
+    file = pipeline_file(tmp_path, "down", "postgresql://app@127.0.0.1:2/db")
+    command = [sys.executable, "-m", "oncely.cli", "top", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.count("down")) == (3, 1)
 
 
 def test_once_ends_with_the_code_of_the_worst(tmp_path: Path) -> None:
