@@ -81,6 +81,7 @@ class Status:
         activity: the newest commits; None if the ledger does not store their times.
         waits: seconds for which a filter makes records wait.
         hidden: the reason for which records at the end of a partition cannot be read; or empty.
+        limited: the time limits of commits for which records have waited for longer; or empty.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -90,6 +91,7 @@ class Status:
     activity: Activity | None = None
     waits: float = 0.0
     hidden: str = ""
+    limited: str = ""
 
     @property
     def lag(self) -> int:
@@ -143,7 +145,8 @@ def judge(status: Status, still: float | None = None) -> Judgement:
         said = "Stalled" if kind == "stalled" else f"Behind by {plural(status.lag, 'offset')}"
     age = status.lag_seconds
     waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
-    parts = (said, reason or waits, letters if letters != reason else "")
+    parts = (said, reason or waits, letters if letters != reason else "", status.limited)
+    reason = "; ".join(filter(None, (reason, status.limited)))
     return Judgement(kind, reason, "; ".join(filter(None, parts)))
 
 
@@ -200,7 +203,14 @@ def status(pipeline: Pipeline) -> Status:
         known.activity,
         _waits(pipeline.settings.filter),
         _hidden(pipeline.source, lags, now_ms),
+        _limited(known.time_limits, lags),
     )
+
+
+def _limited(limits: Mapping[str, float], lags: Sequence[PartitionLag]) -> str:
+    """A commit that was ended by one of these limits has left records that are older than it."""
+    oldest = max((one.lag_seconds or 0.0 for one in lags), default=0.0)
+    return "; ".join(said for said, seconds in limits.items() if seconds < oldest)
 
 
 def _hidden(source: KafkaSource, lags: Sequence[PartitionLag], now_ms: int) -> str:
