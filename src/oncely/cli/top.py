@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.tables import cell
 from oncely.cli.web import opened_subjects
-from oncely.reject_summary import printable
 from oncely.web.model import Level, Overview, Subject, duration, overview
 from oncely.web.watch import Watched
 
@@ -83,9 +83,9 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
     style = _STYLES[level]
     return [
         Text(_MARKS[level], style=style),
-        Text(printable(subject.name)),
+        cell(subject.name),
         *(Text(number) for number in numbers),
-        Text(printable(sentence), style=style),
+        Text(sentence, style=style),
     ]
 
 
