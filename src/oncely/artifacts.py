@@ -10,6 +10,7 @@ A coordinate becomes one directory. It is created by one rename, so an existing 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -233,7 +234,29 @@ def _fetch(group: str, artifact: str, version: str, work: Path) -> None:
     jars = {jar.name: jar.stat().st_size for jar in (work / "lib").glob("*.jar")}
     if not jars:
         raise _download_failed(f"{group}:{artifact}:{version}", log)
+    _compare(f"{artifact}-{version}.jar", work / "lib", beside=_beside(group))
     (work / "lib" / _MANIFEST).write_text(json.dumps(jars, indent=1, sort_keys=True))
+
+
+def _compare(named: str, folder: Path, *, beside: bool) -> None:
+    """Compare the jars of a coordinate with ``jars.sha256`` (sha256sum), if its own jar is there.
+
+    Which dependencies a connector of Spark brings varies with the release: those that are not in
+    the list are not compared.
+
+    Raises:
+        Unavailable: a jar is another one.
+    """
+    lines = Path(__file__).with_name("jars.sha256").read_text().splitlines()
+    pinned = {name: digest for digest, name in map(str.split, lines)}
+    for jar in folder.glob("*.jar") if named in pinned else ():
+        with jar.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != pinned.get(jar.name, found if beside else ""):
+            raise Unavailable(
+                f"{jar.name} is not the jar that this release was tested with: SHA-256 {found}",
+                way_out="nothing of it was kept; check the proxy, or ONCELY_IVY_SETTINGS' mirror",
+            )
 
 
 def _ivy_jar() -> Path:

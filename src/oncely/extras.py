@@ -22,6 +22,11 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 """The names by which the packages of an extra are imported."""
 
 
+MODULES = "ONCELY_MODULES"
+"""The environment variable with the folders of pipeline files that name functions: Spark's local
+workers have them at the end of their path, and ``PYTHONPATH`` would be before Python's modules."""
+
+
 def is_installed(package: str) -> bool:
     """True if the package can be imported; of a module in a package, the package is."""
     try:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oncely.secrets import Secrets, redact
 
@@ -41,6 +41,34 @@ def printable(text: str, longest: int | None = None) -> str:
     if not text.isprintable():
         text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
     return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def paragraph(text: str) -> str:
+    """A text of unknown origin whose line breaks stay: what :func:`printable` escapes otherwise is
+    escaped, and the lines after the first are indented, so that none looks like a line of Oncely's.
+    """
+    return BREAK.sub(r"\g<0>  ", "\n".join(map(printable, text.split("\n"))))
+
+
+BREAK = re.compile(r"(?<=[^\n])\n+(?=[^\n ])")
+"""Line breaks within a text that begin a line without indentation."""
+
+
+def json_line(value: Any, *, narrow: bool = False) -> str:
+    """A value as JSON on one line; what :func:`printable` escapes is an escape of JSON.
+
+    Args:
+        value: may contain texts of unknown origin.
+        narrow: ASCII only.
+    """
+    return json_escaped(json.dumps(value, ensure_ascii=narrow, default=str))
+
+
+def json_escaped(line: str) -> str:
+    """A line of JSON with the escapes of :func:`json_line`; its value is the same."""
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 class RejectSample(NamedTuple):
@@ -119,9 +147,9 @@ class RejectSummary:
     def as_json_lines(self) -> Iterator[str]:
         """Lines for a file: one for each reason, then one for each record of the sample."""
         for reason, count in self.reasons:
-            yield json.dumps({"reason": _short(reason, _REASON), "records": count})
+            yield json_line({"reason": _short(reason, _REASON), "records": count})
         for one in self.records:
-            yield json.dumps(one.shown(), ensure_ascii=False)
+            yield json_line(one.shown())
 
 
 def masked(reason: str) -> str:

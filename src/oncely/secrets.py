@@ -8,14 +8,16 @@ pipeline is an ordinary word to all others.
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote, quote_plus, unquote
 
 Items = TypeVar("Items")
 T = TypeVar("T")
@@ -38,7 +40,7 @@ class Secrets:
       when the settings show the same value in another place, such as the user's name.
 
     Attributes:
-        values: the values, verbatim and URL-encoded.
+        values: the values in each spelling: verbatim, and escaped for URLs, JSON, Python, Basic.
         public: values that the same settings show openly.
     """
 
@@ -48,7 +50,7 @@ class Secrets:
     @classmethod
     def of(cls, values: Iterable[str | None], public: Iterable[str | None] = ()) -> Secrets:
         """Secrets from values as they are written; None and empty values are ignored."""
-        spellings = {s for v in values if v for s in (v, quote(v, safe=""), unquote(v)) if s}
+        spellings = {s for v in values if v for s in _spellings(v) if s}
         return cls(frozenset(spellings), frozenset(filter(None, public)))
 
     def __or__(self, other: Secrets) -> Secrets:
@@ -75,6 +77,16 @@ class Secrets:
         if len(value) <= _LONGEST_WORD and (value.isalpha() or value.isdigit()):
             return rf"(?<=[\"'`=:]){literal}(?!\w)|(?<!\w){literal}(?=[\"'`@])"
         return literal
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """The value verbatim, and as URLs, JSON, Python and HTTP's Basic write it."""
+    for one in {value, unquote(value)}:
+        for quoted in (quote(one, safe=""), quote(one), quote_plus(one)):
+            yield from (quoted, re.sub("%..", lambda hit: hit[0].lower(), quoted))
+        for text in (json.dumps(one), json.dumps(one, ensure_ascii=False), repr(one), ascii(one)):
+            yield text[1:-1]
+        yield from (one, b64encode(one.encode(errors="replace")).decode())
 
 
 _NONE = Secrets()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from oncely.config import parse
 from oncely.pipeline import Pipeline, planning
 from oncely.runtimes.spark.probe import refusals
 from oncely.sources.kafka import KafkaSource
-from tests.scenarios.commands import oncely, oncely_json
-from tests.scenarios.world import World
+from tests.scenarios.commands import oncely, oncely_json, run
+from tests.scenarios.world import World, produce
 
 
 @pytest.fixture
@@ -124,6 +125,12 @@ class TestPrivileges:
         plan = oncely_json("plan", world.file(**sections), "--no-spark", expect=expect)
         return "\n".join(one["message"] for one in plan["problems"])
 
+    def grant_ledger(self, world: World, role: str) -> None:
+        for privileges, of in [("INSERT, UPDATE", ("pipelines", "positions")),
+                               ("INSERT, DELETE", ("ranges", "rejects"))]:  # fmt: skip
+            names = ", ".join(f"oncely_{one}" for one in of)
+            world.sql(f"GRANT SELECT, {privileges} ON {names} TO {role}")
+
     def test_who_may_not_create_tables(self, world: World, role: str) -> None:
         missing = self.lacks(world, role)
         assert f"GRANT CREATE ON SCHEMA public TO {role}" in missing
@@ -135,10 +142,10 @@ class TestPrivileges:
             world.sql(statement)
         missing = self.lacks(world, role, sink={"create": False})
         assert f"GRANT INSERT ON rows TO {role}" in missing
-        assert f"GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_positions TO {role}" in missing
+        assert f"GRANT SELECT, INSERT, UPDATE ON oncely_positions TO {role}" in missing
+        assert "oncely_amendments" not in missing
         world.sql(f"GRANT INSERT ON rows TO {role}")
-        world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
-                  f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
+        self.grant_ledger(world, role)
         assert self.lacks(world, role, expect=0, sink={"create": False}) == ""
 
     def test_privileges_on_columns_are_enough(self, world: World, role: str, runtime: Any) -> None:
@@ -150,8 +157,7 @@ class TestPrivileges:
             " WHERE attrelid = 'rows'::regclass AND attnum > 0 AND attname <> 'other'"
         )
         world.sql(f"GRANT INSERT ({names}) ON rows TO {role}")
-        world.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON oncely_pipelines, oncely_positions,"
-                  f" oncely_ranges, oncely_rejects, oncely_amendments TO {role}")  # fmt: skip
+        self.grant_ledger(world, role)
         assert self.lacks(world, role, expect=0, sink={"create": False}) == ""
         settings = world.settings(sink={"create": False, "url": self.url(world, role)})
         Pipeline(parse(settings)).run("latest", spark=runtime)
@@ -179,6 +185,37 @@ class TestPrivileges:
         settings = world.settings(sink={**sink, "url": self.url(world, role)})
         Pipeline(parse(settings)).run("latest", spark=runtime)
         assert world.count() == 30
+
+    def test_each_command_needs_what_is_printed_for_it(self, world: World, role: str) -> None:
+        wide = b'{"id": 1099511627776, "grp": "", "pad": ""}'
+        produce(world.brokers, world.topic, [(0, b"k", wide), (0, b"k", b"no JSON")])
+        for statement in oncely_json("plan", world.file())["ddl"]:
+            world.sql(statement)
+        sink = {"create": False, "url": self.url(world, role), "max_rejects": 100}
+        file = world.file(sink=sink)
+        for one in self.lacks(world, role, sink=sink).splitlines():
+            world.sql(one.partition("lacks: ")[2])
+        narrow = {"schema": "id INT NOT NULL, grp STRING, pad STRING"}
+        oncely("run", world.file(sink=sink, decode=narrow), "--until", "latest")
+        notes = [one for one in oncely_json("plan", file)["notes"] if "more than a run" in one]
+        notes.sort(key=lambda one: "reset" in one)  # it removes the dead letters
+        how = {"offsets": "--to-offset 0 --execute", "repair": "--execute", "discard": "--yes"}
+        for note in notes:
+            verb = note.split("`")[1].split()[1:]
+            more = next((how[one].split() for one in reversed(verb) if one in how), [])
+            world.sql("DELETE FROM rows WHERE kafka_offset = 1")
+            needed = note.partition("a run: ")[2].split("; ")
+            for one in needed:
+                denied = run(*verb, file, *more)
+                assert denied.returncode not in (0, 4), (one, denied.stdout)
+                assert re.search("permission denied|may not read", denied.stderr), one
+                world.sql(one)
+            done = run(*verb, file, *more)
+            print(note, done.returncode, done.stdout, done.stderr)
+            assert "permission denied" not in done.stderr
+            for one in needed:
+                world.sql(one.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
+        assert len(notes) == 5
 
     def test_a_batch_commit_creates_no_tables(self, world: World, role: str) -> None:
         for statement in oncely_json("plan", world.file())["ddl"]:

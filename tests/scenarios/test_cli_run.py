@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +21,7 @@ import pytest
 
 from oncely.testing.processes import await_that, command_of, jvm_of, name_of, running, tree
 from tests.scenarios.commands import oncely, oncely_json
-from tests.scenarios.world import World, assert_exactly_once, produce
+from tests.scenarios.world import World, assert_exactly_once, produce, toml
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) oncely\S* \[\S+\]: .+"
@@ -210,3 +213,36 @@ def test_a_run_that_is_fenced_ends_with_3(world: World, runtime: Any) -> None:
     assert "is fenced by epoch 2" in said
     assert "must not restart it on exit code 3" in said
     assert world.count() == 1_000
+
+
+RULES = """
+import bisect, os, sys
+assert bisect.bisect([1, 2], 1) == 1
+def keep(rows):
+    return rows
+"""
+
+
+@pytest.mark.parametrize("on", ["processes", pytest.param("spark", marks=pytest.mark.long)])
+@pytest.mark.parametrize("transform", [False, True])
+def test_a_module_beside_the_file_shadows_none_of_pythons(
+    make_world: Any, on: str, transform: bool
+) -> None:
+    """The folder is the working directory, too: neither the command nor its processes look there
+    before Python's own modules."""
+    world: World = make_world(1)
+    world.publish(5, partitions=1)
+    folder = world.folder / "pipelines"
+    folder.mkdir(mode=0o755)
+    for name in filter(importlib.util.find_spec, sys.stdlib_module_names):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('executed {name}')\n")
+    (folder / "rules.py").write_text(RULES)
+    raw = world.settings() | {"runtime": on}
+    raw |= {"transform": {"python": "rules:keep"}} if transform else {}
+    (folder / "p.toml").write_text(toml(raw))
+    command = [sys.executable, "-P", "-m", "oncely.cli", "run", "p.toml", "--until", "latest"]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, world.count()) == (0, 5), done.stderr
+    assert "executed" not in done.stderr

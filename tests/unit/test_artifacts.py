@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -27,11 +30,12 @@ _RESOLVE = (
 
 
 _MODULES = {
-    "org/postgresql/postgresql/42.7.7": """
+    "org/example/driver/42.7.7": """
         <dependency><groupId>org.checkerframework</groupId><artifactId>checker-qual</artifactId>
         <version>3.49.3</version><scope>runtime</scope></dependency>""",
     "org/checkerframework/checker-qual/3.49.3": "",
 }
+DRIVER = "org.example:driver:42.7.7"
 _FILES = "[organisation]/[module]/[revision]/[module]-[revision]"
 
 
@@ -110,7 +114,7 @@ def test_a_malformed_coordinate_is_refused(coordinate: str) -> None:
 
 
 def test_two_processes_at_once_fetch_once_and_get_the_same(cache: Path) -> None:
-    both = [_in_background(artifacts.POSTGRES_JDBC) for _ in range(2)]
+    both = [_in_background(DRIVER) for _ in range(2)]
     answers = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], answers
     assert answers[0][0] == answers[1][0] != ""
@@ -120,35 +124,35 @@ def test_two_processes_at_once_fetch_once_and_get_the_same(cache: Path) -> None:
 
 
 def test_a_killed_download_leaves_nothing_that_looks_complete(cache: Path, silent: str) -> None:
-    killed = _in_background(artifacts.POSTGRES_JDBC, silent)
+    killed = _in_background(DRIVER, silent)
     await_that(lambda: list(cache.glob(".*/ivy.log")), "the begin of Ivy")
     assert killed.poll() is None
     os.killpg(killed.pid, signal.SIGKILL)  # with its Ivy, which would go on for a while
     killed.communicate()
     assert not [place for place in cache.iterdir() if not place.name.startswith(".")]
-    assert artifacts.resolve(artifacts.POSTGRES_JDBC)  # the lock was free
+    assert artifacts.resolve(DRIVER)  # the lock was free
     assert _leftovers(cache) == []
 
 
 def test_a_jar_that_somebody_removed_or_cut_is_fetched_again(cache: Path) -> None:
-    jars = artifacts.resolve(artifacts.POSTGRES_JDBC)
-    driver = next(jar for jar in jars if jar.name.startswith("postgresql-"))
+    jars = artifacts.resolve(DRIVER)
+    driver = next(jar for jar in jars if jar.name.startswith("driver-"))
     whole = driver.stat().st_size
     os.truncate(driver, whole // 2)
-    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+    assert artifacts.resolve(DRIVER) == jars
     assert driver.stat().st_size == whole
     driver.unlink()
-    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+    assert artifacts.resolve(DRIVER) == jars
     assert driver.exists()
 
 
 def test_the_second_time_needs_neither_java_nor_network(
     cache: Path, monkeypatch: pytest.MonkeyPatch, fresh_java: None
 ) -> None:
-    jars = artifacts.resolve(artifacts.POSTGRES_JDBC)
+    jars = artifacts.resolve(DRIVER)
     artifacts.java.cache_clear()
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert artifacts.resolve(artifacts.POSTGRES_JDBC) == jars
+    assert artifacts.resolve(DRIVER) == jars
 
 
 def test_a_spark_connector_brings_no_module_that_pyspark_brings() -> None:
@@ -261,3 +265,32 @@ def test_the_connector_is_that_of_the_installed_spark(
 ) -> None:
     monkeypatch.setattr("pyspark.version.__version__", version)
     assert f"_{scala}:{version[:3]}." in artifacts.spark_jars().kafka
+
+
+def test_a_jar_with_another_content_than_the_pinned_one_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the coordinate itself, and of what it brings; unless the coordinate is not pinned."""
+    jars = artifacts.resolve(DRIVER)
+    sums = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in jars}
+    monkeypatch.setattr(artifacts, "__file__", str(tmp_path / "artifacts.py"))
+    for pinned, refused in (
+        (sums, ""),
+        ({**sums, "driver-42.7.7.jar": "0" * 64}, "driver"),
+        ({**sums, "checker-qual-3.49.3.jar": "0" * 64}, "checker-qual"),
+        ({"driver-42.7.7.jar": sums["driver-42.7.7.jar"]}, "checker-qual"),
+        ({"other-1.jar": "0" * 64}, ""),
+    ):
+        shutil.rmtree(jars[0].parent)
+        (tmp_path / "jars.sha256").write_text("".join(f"{b}  {a}\n" for a, b in pinned.items()))
+        with pytest.raises(Unavailable, match=f"{refused}.*tested") if refused else nullcontext():
+            artifacts.resolve(DRIVER)
+        assert jars[0].parent.exists() == (not refused)
+        jars[0].parent.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("coordinate", [artifacts.KAFKA_BROKER, artifacts.POSTGRES_JDBC])
+def test_what_make_setup_downloads_is_pinned(coordinate: str) -> None:
+    _, artifact, version = coordinate.split(":")
+    text = Path(artifacts.__file__).with_name("jars.sha256").read_text()
+    assert f"  {artifact}-{version}.jar\n" in text

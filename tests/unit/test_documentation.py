@@ -27,7 +27,7 @@ from tests.conftest import repository
 
 TOP = repository()
 GENERATED = "pipeline-file.md"
-PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "models" / "README.md",
+PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "SECURITY.md", TOP / "models/README.md",
          *sorted((TOP / "docs").rglob("*.md"))]  # fmt: skip
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda one: str(one.relative_to(TOP)))
 _FENCE = re.compile(r"(?ms)^( *)```([^\n]*)\n(.*?)^\1```$")

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pickle
 import threading
+from base64 import b64encode
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from oncely.clients.kafka import properties
+from oncely.config import parse
 from oncely.errors import Fenced, Unavailable
+from oncely.pipeline import Pipeline, planning
 from oncely.secrets import Secrets, carried, redact, scope
 
 
@@ -28,11 +34,89 @@ from oncely.secrets import Secrets, carried, redact, scope
         ("averylongwordwithoutasign", "xaverylongwordwithoutasigny", "x***y"),
         ("pw", "upward, password=pw, u:pw@h", "upward, password=***, u:***@h"),
         ("p@ss", "p%40ss or p@ss", "*** or ***"),
+        ("a/b ?", "a%2Fb%20%3F a%2fb%20%3f a/b%20%3F a%2Fb+%3F", "*** *** *** ***"),
+        ("a\\\"ß\n'", r"""{"x":"a\\\"ß\n'"}, {"x":"a\\\"\u00df\n'"}""", '{"x":"***"}, {"x":"***"}'),
+        ("a\\\nß", r"'a\\\nß'; 'a\\\n\xdf'", "'***'; '***'"),
+        ("user:pa55w0rd", "Authorization: Basic dXNlcjpwYTU1dzByZA==", "Authorization: Basic ***"),
         ("", "nothing", "nothing"),
     ],
 )
 def test_a_value_is_replaced_where_it_can_stand(value: str, text: str, expected: str) -> None:
     assert Secrets.of([value]).redact(text) == expected
+
+
+KAFKA = {"sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "s3cr3t!"}
+PLAIN, TLS = ({**KAFKA, "security.protocol": f"SASL_{one}"} for one in ("PLAINTEXT", "SSL"))
+OAUTH = {
+    "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "me",
+    "sasl.oauthbearer.client.secret": "cl1ent!",
+    "sasl.oauthbearer.token.endpoint.url": "http://login:pa55!@idp/x?scope=a&token=t0k3n!",
+}  # fmt: skip
+AVRO = {"format": "avro", "schema_registry": "http://r:8081", "schema_registry_user_info": "u:p!"}
+PG = {"kind": "sql", "table": "t", "url": "postgresql://u:p!@h:5432/d"}
+
+
+def settings(
+    kafka: dict[str, Any] | None = None, brokers: str = "b:1", decode: Any = None,
+    sink: Any = None, **more: Any,
+) -> Any:  # fmt: skip
+    return {
+        "name": "p",
+        "source": {"brokers": brokers, "topics": ["t"], "kafka": kafka or {}},
+        "decode": decode or {"format": "json", "schema": "id INT"},
+        "sink": sink or {"kind": "sql", "url": "sqlite:///f.db", "table": "t"},
+        **more,
+    }
+
+
+def silent() -> None:
+    raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        (settings(), []),
+        (settings(PLAIN), ["source.kafka"]),
+        (settings(PLAIN | {"sasl.mechanism": "SCRAM-SHA-256"}), ["source.kafka"]),
+        (settings(PLAIN, "127.0.0.1:1,localhost:2,[::1]:3"), []),
+        (settings(PLAIN, "127.0.0.1:1,b:2"), ["source.kafka"]),
+        (settings(TLS), []),
+        (settings(TLS | {"enable.ssl.certificate.verification": "false"}), ["source.kafka"]),
+        (settings(TLS | {"ssl.endpoint.identification.algorithm": "none"}), ["source.kafka"]),
+        (settings(OAUTH), ["source.kafka.sasl.oauthbearer.token.endpoint.url"]),
+        (settings(decode=AVRO), ["decode.schema_registry"]),
+        (settings(decode=AVRO | {"schema_registry": "https://r"}), []),
+        (settings(decode=AVRO | {"schema_registry": "http://127.0.0.1"}), []),
+        (settings(sink=PG), ["sink.url"]),
+        (settings(sink=PG | {"url": f"{PG['url']}?sslmode=prefer"}), ["sink.url"]),
+        (settings(sink=PG | {"url": f"{PG['url']}?sslmode=verify-full"}), []),
+        (settings(sink=PG | {"url": "postgresql://u:p!@localhost:1,h:2/d"}), ["sink.url"]),
+        (settings(sink=PG | {"url": "postgresql:///d?host=/run/postgresql"}), []),
+        (settings(delivery="at_least_once", offsets={"store": "redis", "url": "redis://:p!@h"}),
+         ["offsets.url"]),
+    ],
+)  # fmt: skip
+def test_logins_without_tls_are_named(
+    raw: Any, named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGSSLMODE", raising=False)
+    monkeypatch.setattr(planning._Planner, "_source_is_silent", True)
+    monkeypatch.setattr(Pipeline, "destination", SimpleNamespace(look=silent))
+    monkeypatch.setattr(planning, "needed_acls", lambda *_: ())
+    notes = Pipeline(parse(raw)).plan(use_spark=False).notes
+    assert [one.partition(": ")[0] for one in notes if "others" in one] == named
+    assert "!" not in "".join(notes)
+
+
+def test_what_the_endpoint_of_oauth_is_given_is_a_secret() -> None:
+    secrets = properties.secrets(OAUTH)
+    basic = b64encode(b"me:cl1ent!").decode()
+    for hidden in (secrets, parse(settings(OAUTH)).secrets):
+        assert (
+            hidden.redact(f"pa55! t0k3n! cl1ent! {basic} idp scope") == "*** *** *** *** idp scope"
+        )
 
 
 def test_the_longest_first() -> None:

@@ -1,5 +1,8 @@
 """The command ``oncely``."""
 
-from oncely.cli.app import main
 
-__all__ = ["main"]
+def main() -> None:
+    """Run the command line. It is imported here, so that ``python -m`` can correct the path."""
+    from oncely.cli import app
+
+    app.main()

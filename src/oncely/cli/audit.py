@@ -93,7 +93,7 @@ def _show_findings(kind: str, findings: Sequence[Finding], report: Report) -> No
         return
     screen.out.print(Text(f"\n{_HEADINGS[kind]}", style="bold red"))
     for line in _lines(findings):
-        screen.out.print(screen.redact(f"  {line}"))
+        screen.out.print(f"  {line}")
     left = report.found[kind] - len(findings)  # type: ignore[index]
     if left > 0 and all(one.offset is not None for one in findings):
         screen.out.print(f"  and {left:,} more; --limit shows them")

@@ -126,7 +126,7 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
 
     log = stack.enter_context(closing(RememberingLog(log_of(pipeline.settings))))
     if any(asked.match.values()):
-        importable(file)
+        importable(pipeline, file)
         return pipeline.settings.name, _identity_audit(asked, pipeline, log, stack, signals)
     return pipeline.settings.name, _pipeline_audit(asked, pipeline, log)
 

@@ -19,7 +19,7 @@ from oncely.files.compact import compact
 from oncely.files.table import Allowed, addresses, listing, rows, table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
-from oncely.reject_summary import printable
+from oncely.reject_summary import json_escaped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
         return
     # No table: a wrapped path could not be copied.
     for one in found.files:
-        screen.out.print(_line(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}"))
+        screen.out.print(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}")
     of = "" if len(found.files) == found.total else f" of {found.total:,}"
     screen.out.print(f"{len(found.files):,}{of} files, {found.rows:,} rows, {found.bytes:,} bytes")
 
@@ -73,9 +73,13 @@ def read_files(
         return
     # Rows are the user's data: values in them are not redacted.
     encode = msgspec.json.Encoder().encode
-    lines = (encode(_plain(row)) for part in parts for row in part.to_pylist())
+
+    def encoded(value: Any) -> bytes:
+        return json_escaped(encode(value).decode()).encode()
+
+    lines = (encoded(_plain(row)) for part in parts for row in part.to_pylist())
     if as_json:
-        columns_ = encode({field.name: str(field.type) for field in schema})
+        columns_ = encoded({field.name: str(field.type) for field in schema})
         sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns_, b",".join(lines)))
     else:
         for line in lines:
@@ -91,7 +95,7 @@ def verify_files(file: Path, as_json: bool) -> int:
         screen.show_json(found.as_json())
     else:
         for problem in found.problems[:_MOST]:
-            screen.out.print(_line(f"{problem.path}: {problem.text}"))
+            screen.out.print(f"{problem.path}: {problem.text}")
         many = f"{len(found.problems):,} problems" if found.problems else "no problems"
         screen.out.print(
             f"{found.files:,} files, {found.rows:,} rows, {found.bytes:,} bytes: {many}"
@@ -141,7 +145,7 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         screen.show_json(done.as_json())
         return
     for one in done.orphans if dry_run else ():
-        screen.out.print(_line(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}"))
+        screen.out.print(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}")
     would = "would be " if dry_run else ""
     screen.out.print(
         f"{len(done.orphans):,} files ({done.bytes:,} bytes) {would}removed;"
@@ -178,11 +182,6 @@ def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | Non
             )
         found[name] = value if equals else None
     return found
-
-
-def _line(text: str) -> str:
-    """The text on one line, without control characters."""
-    return screen.redact(printable(text))
 
 
 def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socketserver
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.reject_summary import json_line, paragraph, printable
 
 _QUIET = {
     "py4j": logging.CRITICAL,  # logs every error that it also raises
@@ -61,7 +61,11 @@ class _Lines(logging.Formatter):
         name, among = _among.get() or _only, _among.get()
         record.pipeline = f" [{name}]" if name else ""
         record.among = f" [{among}]" if among else ""
-        return screen.redact(super().format(record))
+        return paragraph(screen.redact(super().format(record)))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line, whatever the texts in it are; the lines of a traceback are indented."""
+        return printable(screen.redact(super().formatMessage(record)))
 
 
 class _Json(logging.Formatter):
@@ -80,7 +84,7 @@ class _Json(logging.Formatter):
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         narrow = screen.is_narrow(sys.stderr)
-        return json.dumps(screen.without_secrets(line), ensure_ascii=narrow, default=str)
+        return json_line(screen.without_secrets(line), narrow=narrow)
 
 
 class _Screen(logging.Handler):

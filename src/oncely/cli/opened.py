@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +15,7 @@ from oncely.cli import logs, screen
 from oncely.config import loads
 from oncely.config.base import parse_seconds
 from oncely.errors import WrongInput
-from oncely.extras import require
+from oncely.extras import MODULES, require
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -30,8 +33,7 @@ def opened_app(path: str) -> Pipeline:
     """
     from oncely.pipeline.handling import worker_of
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    _add(Path.cwd())
     pipeline = worker_of(path).pipeline
     screen.hide(pipeline.secrets)
     pipeline.require_packages()
@@ -47,13 +49,14 @@ def opened(file: Path, *, imports: bool = False) -> Pipeline:
 
     Raises:
         ConfigError: names every invalid key, and the way out.
+        WrongInput: as of :func:`importable`.
     """
     pipeline = _from_stdin() if file == STDIN else Pipeline.from_file(file)
     screen.hide(pipeline.secrets)
     pipeline.require_packages()
     logs.named(pipeline.settings.name)
     if imports:
-        importable(file)
+        importable(pipeline, file)
     return pipeline
 
 
@@ -62,6 +65,7 @@ def opened_together(files: Sequence[Path]) -> Application:
 
     Raises:
         ConfigError: names every invalid key of every file, and the way out.
+        WrongInput: as of :func:`importable`.
     """
     from oncely.pipeline.application import Application, read
 
@@ -69,20 +73,65 @@ def opened_together(files: Sequence[Path]) -> Application:
     screen.hide(*(one.secrets for one in found.pipelines))
     if any(one.settings.runtime == "spark" for one in found.pipelines):
         require("spark", "spark", "a run on Spark")
-    for one in found.pipelines:
+    for one, file in zip(found.pipelines, dict.fromkeys(files), strict=True):
         one.require_packages()
+        importable(one, file)
     if len(found.pipelines) == 1:
         logs.named(found.name)
     return found
 
 
-def importable(file: Path) -> None:
-    """Let the driver and local workers import the modules beside the pipeline file."""
-    folder = str(file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else folder
+def importable(pipeline: Pipeline, file: Path) -> None:
+    """Let the driver and local workers import the modules beside the pipeline file, if it names a
+    function; never in place of a module of Python or of an installed package.
+
+    Raises:
+        WrongInput: other users may write to the folder.
+    """
+    transform = pipeline.settings.transform
+    if transform is not None and transform.kind != "sql":
+        _add(file.resolve().parent)
+
+
+def _add(folder: Path) -> None:
+    for path in (folder, *folder.parents, *folder.glob("*.py")):
+        if _others_write(path, shared=path in folder.parents):
+            raise WrongInput(
+                f"{path}: other users may write to it, and code in {folder} is executed",
+                way_out="make it yours or root's, and chmod go-w; or install the module, or put it"
+                " on PYTHONPATH",
+            )
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    added = os.environ.get(MODULES, "").split(os.pathsep)
+    os.environ[MODULES] = os.pathsep.join(dict.fromkeys(filter(None, [*added, str(folder)])))
+
+
+def _others_write(path: Path, *, shared: bool) -> bool:
+    """True if neither this user nor root owns the path, or others may write to it.
+
+    Args:
+        path: a file or directory.
+        shared: in the directory with the sticky bit, such as ``/tmp``, other users can't replace
+            what is not theirs.
+    """
+    found = path.stat()
+    if os.statvfs(path).f_flag & os.ST_RDONLY:  # as Kubernetes mounts a ConfigMap, with mode 0777
+        return False
+    group = found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)
+    writable = group or found.st_mode & stat.S_IWOTH
+    return found.st_uid not in (0, os.getuid()) or bool(
+        writable and not (shared and found.st_mode & stat.S_ISVTX)
+    )
+
+
+def _is_private(number: int) -> bool:
+    """True for the group of this user alone, with which many systems create all files."""
+    try:
+        group, name = grp.getgrgid(number), pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return False
+    return group.gr_name == name and set(group.gr_mem) <= {name}
 
 
 def refuse_stdin(paths: Sequence[Path]) -> None:

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
-from oncely.cli.tables import LEFT, REST, RIGHT, cell, show
+from oncely.cli.tables import LEFT, REST, RIGHT, cell, short, show
 from oncely.pipeline.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
-from oncely.reject_summary import printable
 
 if TYPE_CHECKING:
     from oncely.pipeline.trial import Trial
@@ -138,7 +137,8 @@ def _statements(title: str, remark: str, statements: Iterable[str]) -> None:
     """Print statements unwrapped, so that they can be copied."""
     screen.head(title, remark)
     for one in statements:
-        screen.out.print(Text(screen.redact(one)))
+        for line in one.split("\n"):
+            screen.out.print(line)
 
 
 def _verdict(plan: Plan) -> None:
@@ -163,7 +163,6 @@ def _problem(one: Problem) -> Text:
 # -- the outcome of a sample as text, for ``oncely plan --sample`` -------------------------
 
 
-_LONGEST = 200
 _UNNAMED = 20
 
 
@@ -175,9 +174,9 @@ def show_trial(trial: Trial) -> None:
         screen.out.print(Text(f"  note: {trial.note}", style="yellow"))
     if trial.reasons:
         screen.out.print()
-        show([("rejects", RIGHT), ("reason", LEFT)], ((n, _line(why)) for why, n in trial.reasons))
+        show([("rejects", RIGHT), ("reason", LEFT)], ((n, short(why)) for why, n in trial.reasons))
         for one in trial.examples:
-            screen.out.print(Text(f"  example: {_line(screen.redact(one))}", style="dim"))
+            screen.out.print(Text(f"  example: {short(one)}", style="dim"))
     if trial.rows:
         screen.out.print()
         _rows(trial)
@@ -196,10 +195,7 @@ def _rows(trial: Trial) -> None:
     first = trial.columns[0].values
     show(
         [("column", LEFT), *((f"row {at + 1}", REST) for at in range(len(first)))],
-        (
-            (one.name, *(value and _line(screen.redact(value)) for value in one.values))
-            for one in trial.columns
-        ),
+        ((one.name, *(value and short(value) for value in one.values)) for one in trial.columns),
     )
 
 
@@ -208,11 +204,7 @@ def _unnamed(trial: Trial) -> None:
     named = trial.unnamed[:_UNNAMED]
     show(
         [("values", RIGHT), ("member", LEFT), ("type", REST)],
-        ((one.values, _line(one.path), one.type) for one in named),
+        ((one.values, short(one.path), one.type) for one in named),
     )
     if len(trial.unnamed) > len(named):
         screen.out.print(f"{len(trial.unnamed) - len(named):,} more than shown")
-
-
-def _line(text: str) -> str:
-    return printable(text, _LONGEST)

@@ -21,6 +21,7 @@ from oncely.cli.logs import FIELDS
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError
+from oncely.reject_summary import printable
 from oncely.threads import Thread, repeat
 
 log = logging.getLogger("oncely.run")
@@ -326,6 +327,6 @@ class LiveLine:
         if lag is not None:
             parts.append((f"lag {lag:,}", "cyan" if lag else "green"))
         parts.append((doing, "dim"))
-        text = Text("  ").join(Text(part, style) for part, style in parts)
+        text = Text("  ").join(Text(printable(screen.redact(part)), style) for part, style in parts)
         frame = str(self._spinner.render(time.monotonic()))
         return Text(" ", no_wrap=True, overflow="ellipsis").join([Text(frame, "cyan"), text])

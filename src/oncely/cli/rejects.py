@@ -9,13 +9,10 @@ from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.options import WhichRejects
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.tables import LEFT, REST, RIGHT, show
+from oncely.cli.tables import LEFT, REST, RIGHT, short, show
 from oncely.pipeline.rejects import Reason, RejectFilter, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
-from oncely.reject_summary import printable
 from oncely.runtimes.spark import session
-
-_LONGEST = 200
 
 
 def list_rejects(
@@ -39,7 +36,7 @@ def list_rejects(
                 ("value", REST),
             ],
             (
-                (*one.partition, one.offset, one.stage, _line(one.reason), _bytes(one.value))
+                (*one.partition, one.offset, one.stage, short(one.reason), _bytes(one.value))
                 for one in found.listed
             ),
         )
@@ -52,7 +49,7 @@ def list_rejects(
 
 
 def _reasons(found: Iterable[Reason]) -> None:
-    rows = ((one.rejects, _line(one.reason)) for one in found)
+    rows = ((one.rejects, short(one.reason)) for one in found)
     show([("rejects", RIGHT), ("reason", LEFT)], rows)
     screen.out.print()
 
@@ -67,11 +64,7 @@ def reject_filter(which: WhichRejects) -> RejectFilter:
 
 
 def _bytes(value: bytes | None) -> str | None:
-    return None if value is None else _line(value[:_LONGEST].decode("utf-8", "replace"))
-
-
-def _line(text: str) -> str:
-    return printable(text, _LONGEST)
+    return None if value is None else short(value.decode("utf-8", "replace"))
 
 
 def discard_rejects(file: Path, which: RejectFilter, *, execute: bool, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from oncely import artifacts
 from oncely.cli import options, screen
-from oncely.cli.opened import files_of, importable, opened, opened_app, opened_together, seconds
+from oncely.cli.opened import files_of, opened, opened_app, opened_together, seconds
 from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Signals
@@ -50,13 +50,10 @@ def run_files(
     """
 
     def begun(stop: StopSignal, signals: Signals) -> Sequence[Run]:
-        files = files_of(paths)
-        application = opened_together(files)
+        application = opened_together(files_of(paths))
         configure()
         if application.on_spark:
             artifacts.java()
-        for file in {one.resolve().parent: one for one in files}.values():
-            importable(file)
         with (
             _runs_of(application, events, http) as runs,
             SparkLog(application.name, spark_log) as out,

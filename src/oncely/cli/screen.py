@@ -1,20 +1,21 @@
 """Output of the commands: results on stdout, everything else on stderr.
 
-The secrets of the command's pipelines are redacted in every text.
+The secrets of the command's pipelines are redacted in every text. The consoles escape control
+characters and line breaks in texts of records, servers and handlers: only Oncely's own styles reach
+a terminal as control sequences.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,13 +24,51 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
 from oncely.errors import OncelyError
+from oncely.reject_summary import BREAK, json_line, paragraph, printable
 from oncely.secrets import Secrets
 
-out = Console(highlight=False, markup=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+class Escaping(Console):
+    """Escapes texts like :func:`~oncely.reject_summary.paragraph`, also in tables and live lines.
+
+    Texts are redacted, but for those with styles of parts: their callers redact the parts.
+    """
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print texts whose lines after the first are indented, and other renderables."""
+        super().print(*map(_told, objects), **how)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Escape what any renderable consists of."""
+        for one in super().render(renderable, options):
+            yield one if one.control else Segment(_escaped(one.text), one.style)
+
+
+def _escaped(text: str) -> str:
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+
+
+def _told(what: Any) -> Any:
+    if isinstance(what, str):
+        return Text(paragraph(redact(what)))
+    if not isinstance(what, Text):
+        return what
+    if what.spans:
+        breaks = [one.end() for one in BREAK.finditer(what.plain)]
+        return Text("  ").join(what.divide(breaks)) if breaks else what
+    text = what.copy()
+    text.plain = paragraph(redact(what.plain))
+    return text
+
+
+out = Escaping(highlight=False, markup=False, soft_wrap=True)
+err = Escaping(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 _secrets: tuple[Secrets, ...] = ()
@@ -60,7 +99,7 @@ def show_json(value: Any) -> None:
 
 def write_json(value: Any) -> None:
     """Print a value as a line of JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=is_narrow(sys.stdout)) + "\n")
+    sys.stdout.write(json_line(value, narrow=is_narrow(sys.stdout)) + "\n")
 
 
 def is_narrow(stream: TextIO) -> bool:
@@ -146,11 +185,9 @@ def _said(error: BaseException) -> str:
 
 
 def _complain(message: str, way_out: str) -> None:
-    said = Text.assemble(("error: ", "bold red"), redact(message))
+    err.print(Text.assemble(("error: ", "bold red"), redact(message)))
     if way_out:
-        said.append("\nway out: ", "bold")
-        said.append(redact(way_out))
-    err.print(said)
+        err.print(Text.assemble(("way out: ", "bold"), redact(way_out)))
 
 
 def leave_now(code: int) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.reject_summary import printable
 
 RIGHT, LEFT, REST = "right", "left", "rest"
 """The alignment of a column; a ``rest`` column shrinks when the terminal is narrow."""
@@ -67,7 +68,12 @@ def cell(value: object) -> Text:
         case int():
             return Text(f"{value:,}")
         case _:
-            return Text(screen.redact(str(value)))
+            return Text(printable(screen.redact(str(value))))
+
+
+def short(text: str) -> str:
+    """A text of unknown origin for a cell: redacted, then cut if it is long."""
+    return printable(screen.redact(text), 200)
 
 
 def duration(seconds: float | None) -> Text:

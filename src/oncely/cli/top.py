@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen
+from oncely.cli.tables import cell
 from oncely.cli.web import opened_subjects
 from oncely.pipeline.status import Level
-from oncely.reject_summary import printable
 from oncely.web.model import Overview, Subject, overview
 from oncely.web.watch import Watched
 from oncely.wording import duration
@@ -147,9 +147,9 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
     style = _STYLES[level]
     return [
         Text(_MARKS[level], style=style),
-        Text(printable(subject.name)),
+        cell(subject.name),
         *(Text(number) for number in numbers),
-        Text(printable(sentence), style=style),
+        Text(sentence, style=style),
     ]
 
 

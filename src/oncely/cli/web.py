@@ -69,7 +69,8 @@ def serve(
     if audits is not None and not audits.is_dir():
         raise WrongInput(f"--audits {audits}: there is no such folder")
     for one in found:
-        importable(one.file)
+        if one.pipeline is not None:
+            importable(one.pipeline, one.file)
     with _listening(address, host, port) as listening:
         port = listening.getsockname()[1]
         access = Access.of(host, port, token, names)

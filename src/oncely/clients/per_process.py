@@ -14,6 +14,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from oncely.errors import Interrupted
+from oncely.reject_summary import paragraph
 from oncely.secrets import redact
 
 C = TypeVar("C")
@@ -142,7 +143,7 @@ def _end(error: BaseException | None) -> NoReturn:
     if isinstance(error, SystemExit):
         code = error.code
     elif error:
-        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+        print(paragraph(redact("".join(traceback.format_exception(error)))), file=sys.stderr)
     if isinstance(code, str):
         print(code, file=sys.stderr)
     with suppress(Exception):

@@ -7,14 +7,21 @@ Spark's settings) is secret, unless its key names an address.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
-from oncely.clients.kafka.properties import ACCEPTED, SECRET, secret_values
+from pydantic import SecretStr
+
+from oncely.clients.kafka.properties import ACCEPTED, SECRET, is_sasl, is_tls, secret_values
 from oncely.config import urls
 from oncely.config.problems import is_secret_field, known_keys
 from oncely.config.spark import is_secret
+
+if TYPE_CHECKING:
+    from oncely.config.pipeline import PipelineSettings
 
 _URL = re.compile(r"\s*[A-Za-z][\w+.-]*://")
 _ADDRESS = re.compile(r"(?:endpoint|hosts?|address|port|region|master)$", re.IGNORECASE)
@@ -59,6 +66,8 @@ def written(raw: Any, key: str = "") -> Iterator[str]:
     """The secrets of a filled file: values of secret fields, and the password of every URL."""
     match raw:
         case Mapping():
+            if key == "source.kafka":
+                yield from secret_values(raw)
             for name, inner in raw.items():
                 yield from written(inner, f"{key}.{name}" if key else str(name))
         case list() | tuple():
@@ -68,10 +77,54 @@ def written(raw: Any, key: str = "") -> Iterator[str]:
             text = str(raw)
             yield from urls.passwords(text)
             if _holds_secret(key):
-                yield from secret_values({key.removeprefix("source.kafka."): text})
                 yield text
                 if key.endswith("user_info"):
                     yield text.partition(":")[2]
+
+
+def unprotected(settings: PipelineSettings) -> Iterator[str]:
+    """One sentence for each login that others on the network can read, or answer.
+
+    SCRAM sends no password, but without TLS what it sends lets a password be guessed, and others
+    can read and continue the session. Kerberos has a protection of its own.
+    """
+    source, sink = settings.source, settings.sink
+    kafka = {key: str(value).lower() for key, value in source.kafka.items()}
+    if _leaves(f"{source.brokers},{getattr(sink, 'brokers', None) or ''}"):
+        if is_sasl(kafka) and not is_tls(kafka) and "gssapi" not in kafka.values():
+            yield f"source.kafka: the login goes to the brokers {_OPEN}: SASL_SSL protects it"
+        if {kafka.get(one) for one in _VERIFICATION} & {"false", "none"}:
+            yield "source.kafka: brokers are not verified, and others can answer in their place"
+    endpoint = str(source.kafka.get("sasl.oauthbearer.token.endpoint.url", ""))
+    logins = [("source.kafka.sasl.oauthbearer.token.endpoint.url", endpoint)]
+    for key, one in (("decode", settings.decode), ("decode.key", settings.decode.key)):
+        if getattr(one, "schema_registry_user_info", None):
+            logins.append((f"{key}.schema_registry", getattr(one, "schema_registry", "")))
+    for key, section in (("sink.url", sink), ("offsets.url", settings.offsets)):
+        if isinstance(url := getattr(section, "url", None), SecretStr):
+            logins.append((key, url.get_secret_value()))
+    yield from (f"{key}: the login goes to it {_OPEN}" for key, url in logins if _is_open(url))
+
+
+_OPEN = "without TLS, where others on the network can read or guess it"
+_VERIFICATION = ("enable.ssl.certificate.verification", "ssl.endpoint.identification.algorithm")
+
+
+def _is_open(url: str) -> bool:
+    """True if a login goes to another machine, and nothing demands TLS."""
+    to = urlsplit(url)
+    query = dict(parse_qsl(to.query))
+    hosts = query.get("host") or to.netloc.rpartition("@")[2]
+    mode = query.get("sslmode") or os.environ.get("PGSSLMODE", "")
+    encrypted = to.scheme.startswith("postgres") and mode in ("require", "verify-ca", "verify-full")
+    known = to.scheme in ("http", "redis", "postgres", "postgresql")
+    return known and not encrypted and _leaves(hosts)
+
+
+def _leaves(hosts: str) -> bool:
+    """True if one of the hosts, with commas between and perhaps with ports, is another machine."""
+    names = {re.sub(r":\d*$", "", one.strip()).strip("[]") for one in hosts.split(",")}
+    return any(one and not re.match(r"/|127\.|localhost$|::1$", one) for one in names)
 
 
 def public(raw: Any, key: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely import artifacts, native
+from oncely.config.secrecy import unprotected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import is_installed
@@ -163,6 +164,7 @@ class _Planner:
             self._requirements_of_spark()
         if slower := native.absence():
             self.inspection.notes.append(slower)
+        self.inspection.notes += unprotected(self.settings)
         source = None if self._source_is_silent else self._source()
         schema = self._schema()
         slots = self.inspection.slots

@@ -24,6 +24,7 @@ from oncely.decode.reference import Whole, json_text, parse_object, parse_value
 from oncely.decode.schema import ddl_name, type_name
 from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
+from oncely.reject_summary import printable
 from oncely.sinks.sql.target import SOURCE_COLUMNS
 
 _SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
@@ -501,6 +502,7 @@ def _is_text(data: bytes) -> bool:
 _WIDTH = 88
 _BEHIND = 36  # the column of comments behind a value
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_NAMES = re.compile(r"`(?:``|[^`])*`")
 
 
 def written(
@@ -517,7 +519,7 @@ def written(
         above: comments above a key, by the dotted key.
         behind: comments behind a value, by the dotted key.
     """
-    lines = [f"# {one}" for one in head]
+    lines = [f"# {printable(one)}" for one in head]
     lines += ["", *_table(raw, "", above or {}, behind or {})]
     return "\n".join(lines) + "\n"
 
@@ -541,11 +543,13 @@ def _table(
 
 
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ") or ["#"]
+    return textwrap.wrap(
+        printable(text), _WIDTH, initial_indent="# ", subsequent_indent="#   "
+    ) or ["#"]
 
 
 def _behind(setting: str, remark: str | None) -> str:
-    return setting if remark is None else f"{setting:<{_BEHIND - 1}} # {remark}"
+    return setting if remark is None else f"{setting:<{_BEHIND - 1}} # {printable(remark)}"
 
 
 def _table_key(name: str) -> str:
@@ -553,7 +557,10 @@ def _table_key(name: str) -> str:
 
 
 def toml(value: object) -> str:
-    """A value as TOML writes it; a text with line breaks over several lines."""
+    """A value as TOML writes it; a text with line breaks over several lines.
+
+    Not with line breaks in a quoted name: its lines would look like those of the file.
+    """
     match value:
         case bool():
             return "true" if value else "false"
@@ -562,10 +569,11 @@ def toml(value: object) -> str:
         case list() | tuple():
             return "[" + ", ".join(map(toml, value)) + "]"
     text = str(value)
-    if "\n" not in text:
+    if "\n" not in text or any("\n" in one for one in _NAMES.findall(text)):
         return _quoted(text)
     return '"""\n' + "\n".join(_quoted(line)[1:-1] for line in text.split("\n")) + '"""'
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)

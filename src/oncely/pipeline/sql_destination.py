@@ -37,7 +37,7 @@ from oncely.pipeline.destination import (
 )
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.sinks.base import Discard
-from oncely.sinks.sql.privileges import Needs, Room, missing_privileges, room
+from oncely.sinks.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
 from oncely.sinks.sql.rewrite import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
@@ -319,6 +319,7 @@ class SqlDestination:
         )
         for one in missing_privileges(sink, connection, needs):
             inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
+        inspection.notes += further_privileges(sink, connection)
 
     def _audit_notes(
         self, sink: SqlSink, schema: pa.Schema, target: Target | None

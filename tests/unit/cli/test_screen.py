@@ -8,12 +8,14 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from oncely.cli import logs, screen
+from oncely.cli import logs, plan, screen
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.tables import LEFT, REST, RIGHT, duration, show
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
@@ -30,7 +32,9 @@ def pipeline_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     written = io.StringIO()
-    console = Console(file=written, width=100, markup=False, highlight=False, soft_wrap=True)
+    console = screen.Escaping(
+        file=written, width=100, markup=False, highlight=False, soft_wrap=True
+    )
     monkeypatch.setattr(screen, "err", console)
     monkeypatch.setattr(screen, "out", console)
     return written
@@ -126,6 +130,55 @@ def test_log_lines_are_redacted(
     assert CANARY not in said.getvalue()
     assert "secret ***" in said.getvalue()
     assert "not shown" not in said.getvalue()
+
+
+HOSTILE = "a\x1b[2J\x9b31m\u202e\r\u2028\x85\n\nFORGED\x07\nFORGED"
+
+
+def by_a_log(as_json: bool) -> None:
+    before = logging.getLogger().handlers[:]
+    try:
+        logs.configure(debug=False, as_json=as_json)
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        logging.getLogger("oncely.x").error("%s", error, exc_info=True)
+    finally:
+        logging.getLogger().handlers[:] = before
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda: screen.out.print(f"{HOSTILE} of a topic"),
+        lambda: screen.out.print(Text.assemble(("said: ", "red"), HOSTILE)),
+        lambda: screen.note(HOSTILE),
+        lambda: screen.head("Rows", HOSTILE),
+        lambda: screen.show_error(Unavailable(HOSTILE, way_out=HOSTILE), debug=True),
+        lambda: screen.show_error(ValueError(HOSTILE), debug=False),
+        lambda: show([("topic", LEFT), ("reason", REST)], [(HOSTILE, HOSTILE)]),
+        lambda: plan._labelled([("note", HOSTILE)]),
+        lambda: screen.show_json({HOSTILE: [HOSTILE]}),
+        lambda: by_a_log(as_json=False),
+        lambda: by_a_log(as_json=True),
+    ],
+)
+def test_nothing_in_a_text_reaches_a_terminal_as_more_than_text(
+    tell: Callable[[], object], said: io.StringIO, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("threading.excepthook", sys.excepthook)
+    monkeypatch.setattr("socketserver.BaseServer.handle_error", None)
+    tell()
+    lines = (said.getvalue() + capsys.readouterr().out).split("\n")
+    assert any("202e" in line for line in lines), "it was told"
+    assert [line for line in lines if not line.isprintable() or line.startswith("FORGED")] == []
+
+
+def test_colours_are_control_sequences_of_oncely_only() -> None:
+    written = io.StringIO()
+    console = screen.Escaping(file=written, force_terminal=True, color_system="standard")
+    console.print(Text.assemble(("red", "red"), " \x1b[31mno"))
+    assert written.getvalue() == "\x1b[31mred\x1b[0m \\x1b[31mno\n"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.opened import importable
 from oncely.cli.run import run_files, work_file
 from oncely.cli.signals import Interrupted, Signals
 
@@ -60,21 +59,6 @@ def test_while_nothing_is_in_hand_a_signal_interrupts_once() -> None:
         os.kill(os.getpid(), signal.SIGTERM)  # heard, but what tidies up goes on
         assert heard.acquire(timeout=60)
         assert heard.acquire(timeout=60)
-
-
-def test_modules_beside_the_pipeline_file_can_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setenv("PYTHONPATH", "/else")
-    (tmp_path / "beside_the_file.py").write_text("x = 1\n")
-    importable(tmp_path / "p.toml")
-    import beside_the_file  # type: ignore[import-not-found]
-
-    assert beside_the_file.x == 1
-    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/else"]
 
 
 def test_a_signal_before_the_block_has_begun(

@@ -12,6 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from oncely.errors import ConfigError
 from oncely.secrets import Secrets, redact
@@ -232,7 +233,16 @@ def secret_values(kafka: Mapping[str, object]) -> list[str]:
     """Every value that must not be shown; of a PEM each line, too."""
     values = {key: str(kafka[key]) for key in SECRET & kafka.keys()}
     lines = [line for key, pem in values.items() if key.endswith(".pem") for line in _body(pem)]
-    return [*values.values(), *lines]
+    return [*values.values(), *lines, *_of_oauth(kafka)]
+
+
+def _of_oauth(kafka: Mapping[str, object]) -> Iterator[str]:
+    """What the endpoint's URL contains beside its address, and the login of HTTP's Basic."""
+    url = urlsplit(str(kafka.get("sasl.oauthbearer.token.endpoint.url", "")))
+    yield from (url.password or "", url.netloc.rpartition("@")[0])
+    yield from (part.rpartition("=")[2] for part in url.query.split("&"))
+    if secret := kafka.get("sasl.oauthbearer.client.secret"):
+        yield f"{kafka.get('sasl.oauthbearer.client.id')}:{secret}"
 
 
 def is_sasl(values: Mapping[str, str]) -> bool:

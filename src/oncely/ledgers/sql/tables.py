@@ -24,7 +24,9 @@ from oncely.errors import NewerFormat, OlderFormat
 PIPELINES = "oncely_pipelines"
 POSITIONS = "oncely_positions"
 AMENDMENTS = "oncely_amendments"
-TABLES = (PIPELINES, POSITIONS, "oncely_ranges", "oncely_rejects", AMENDMENTS)
+RANGES = "oncely_ranges"
+REJECTS = "oncely_rejects"
+TABLES = (PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS)
 
 VERSION = 4
 """The version of the schema. Versions 1 to 3 were before the first release."""

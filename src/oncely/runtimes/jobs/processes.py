@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -26,6 +27,7 @@ from oncely.secrets import carried
 
 log = logging.getLogger(__name__)
 
+_SAFE_PATH = "PYTHONSAFEPATH"
 _ATTEMPTS = 4  # of a task, as spark.task.maxFailures
 _NOT_STARTED = (EOFError, OSError)  # the process that starts the others has died
 # Imported once for all processes, beside the start of the driver. A name that is not installed is
@@ -66,13 +68,27 @@ def prepare() -> ForkServerContext:
         raise WrongInput("a process of a pipeline runs the pipeline again", way_out=_GUARD)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    resource_tracker.ensure_running()  # its first start unblocks SIGTERM
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with _without_working_directory():
+        resource_tracker.ensure_running()  # its first start unblocks SIGTERM
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
+
+
+@contextmanager
+def _without_working_directory() -> Iterator[None]:
+    """Python begins its helpers by ``python -c``, which puts the working directory before its own
+    modules."""
+    is_set = _SAFE_PATH in os.environ
+    os.environ.setdefault(_SAFE_PATH, "1")
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_SAFE_PATH]
 
 
 class ProcessJobs:
@@ -194,6 +210,7 @@ def _is_done_well(future: Future[int]) -> bool:
 def _begin() -> None:
     """In a new process: signals to the group of its parent are not for it, but the parent's end
     is."""
+    os.environ.pop(_SAFE_PATH, None)  # for this process, not for programs of the user
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
     threading.Thread(target=_end_with_parent, name="oncely-parent", daemon=True).start()

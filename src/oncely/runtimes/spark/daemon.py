@@ -13,9 +13,12 @@ from __future__ import annotations
 import io
 import os
 import socket
+import sys
 from typing import Any
 
 from pyspark import daemon
+
+from oncely.extras import MODULES
 
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
 
@@ -64,6 +67,8 @@ def _acknowledging(sock: socket.socket, authenticated: bool) -> Any:
 
 
 if __name__ == "__main__":
+    sys.path += filter(None, os.environ.get(MODULES, "").split(os.pathsep))
+    os.environ.pop("PYTHONSAFEPATH", None)  # for this process, not for programs of the user
     if _QUICKACK is not None:
         daemon.worker = _acknowledging
     daemon.manager()

@@ -90,7 +90,8 @@ def start(
 
 def _local(python: str) -> dict[str, str]:
     """The defaults of a local session. Another Python than ours may lack our daemon."""
-    found = {"spark.driver.host": "127.0.0.1"}
+    # Workers begin by `python -m`, which puts the working directory before Python's modules.
+    found = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONSAFEPATH": "1"}
     if python == sys.executable:
         found["spark.python.daemon.module"] = "oncely.runtimes.spark.daemon"
     return found

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from oncely.clients.sql.connection import Connection, TableName
 from oncely.clients.sql.sqlite import Sqlite
-from oncely.ledgers.sql.tables import TABLES
+from oncely.ledgers.sql.tables import AMENDMENTS, PIPELINES, POSITIONS, RANGES, REJECTS, TABLES
 from oncely.sinks.sql.sink import SqlSink
 
-_READ_WRITE = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_CHANGED = "SELECT INSERT UPDATE"
+_RUN = {PIPELINES: _CHANGED, POSITIONS: _CHANGED, RANGES: "SELECT INSERT DELETE",
+        REJECTS: "SELECT INSERT DELETE"}  # fmt: skip
+"""What a run does with the ledger's tables: it joins old ranges, and a dead letter replaces the one
+that its record had before."""
+
+_FURTHER: Mapping[str, Mapping[str, str]] = {
+    "audit": {AMENDMENTS: "SELECT", "": "SELECT"},
+    "offsets reset": {RANGES: "UPDATE", AMENDMENTS: "SELECT UPDATE"},
+    "rejects replay": {REJECTS: "UPDATE", AMENDMENTS: "INSERT"},
+    "rejects discard": {REJECTS: "UPDATE"},
+    "repair": {AMENDMENTS: "SELECT INSERT", "": "SELECT DELETE"},
+}
+"""What other commands do beside that; an empty name is the destination."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +97,43 @@ def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[s
     if schema is None:
         yield f"the schema {sink.wanted.table.schema or '(of search_path)'}, which does not exist"
         return
-    dialect = sink.dialect
-    own: Sequence[str] = _READ_WRITE if needs.upsert else ("INSERT",)
-    tables = {sink.wanted.table.sibling(name): _READ_WRITE for name in TABLES}
-    missing = []
-    for table, wanted in [*tables.items(), (sink.wanted.table, own)]:
-        if dialect.columns(connection, table):
-            columns = sink.wanted.schema.names if table == sink.wanted.table else []
-            lacks = _lacks(connection, sink, table, wanted, columns)
-            quoted = sink.ledger.tables.quoted(table).replace("%%", "%")
-            ((name,),) = connection.query("SELECT to_regclass(%s)::text", (quoted,))
-            if lacks:
-                yield f"GRANT {', '.join(lacks)} ON {name} TO {user}"
-            yield from (
-                f"GRANT USAGE ON SEQUENCE {one} TO {user}" for one in _sequences(connection, name)
-            )
-        else:
-            missing.append(table.name)
+    own = "SELECT INSERT UPDATE DELETE" if needs.upsert else "INSERT"
+    yield from _grants(sink, connection, user, {**_RUN, "": own})
+    of_run = [*map(sink.wanted.table.sibling, TABLES), sink.wanted.table]
+    missing = [one.name for one in of_run if not sink.dialect.columns(connection, one)]
+    if sink.wanted.table.name not in missing:
+        name = _named(sink, connection, sink.wanted.table)
+        for one in _sequences(connection, name):
+            yield f"GRANT USAGE ON SEQUENCE {one} TO {user}"
     yield from _in_schema(connection, schema, user, missing if sink.create else [], needs)
+
+
+def further_privileges(sink: SqlSink, connection: Connection) -> Iterator[str]:
+    """One sentence for each command for which a user who may run the pipeline lacks privileges."""
+    if isinstance(sink.dialect, Sqlite):
+        return
+    ((user,),) = connection.query("SELECT quote_ident(current_user)")
+    for verb, wanted in _FURTHER.items():
+        if lacks := "; ".join(_grants(sink, connection, user, wanted)):
+            yield f"`oncely {verb}` needs more than a run: {lacks}"
+
+
+def _grants(
+    sink: SqlSink, connection: Connection, user: str, wanted: Mapping[str, str]
+) -> Iterator[str]:
+    """A statement for each table that exists, by its name; of the destination by an empty one."""
+    for one, privileges in wanted.items():
+        table = sink.wanted.table.sibling(one) if one else sink.wanted.table
+        if sink.dialect.columns(connection, table):
+            columns = [] if one else sink.wanted.schema.names
+            if lacks := _lacks(connection, sink, table, privileges.split(), columns):
+                yield f"GRANT {', '.join(lacks)} ON {_named(sink, connection, table)} TO {user}"
+
+
+def _named(sink: SqlSink, connection: Connection, table: TableName) -> str:
+    quoted = sink.ledger.tables.quoted(table).replace("%%", "%")
+    ((name,),) = connection.query("SELECT to_regclass(%s)::text", (quoted,))
+    return str(name)
 
 
 def _schema(sink: SqlSink, connection: Connection) -> str | None:

@@ -145,7 +145,7 @@ def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
     job.write_text(json.dumps(order))
     process = Process(
         f"the pipeline {name}",
-        [sys.executable, "-m", "oncely.testing.semantics.child", str(job)],
+        [sys.executable, "-P", "-m", "oncely.testing.semantics.child", str(job)],
         directory=stage.folder,
         log=log,
         environment={"SPARK_SUBMIT_OPTS": _LIGHTLY, **os.environ},

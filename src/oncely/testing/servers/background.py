@@ -144,7 +144,7 @@ def _launch(home: Path) -> LocalServers:
     log = home / "keeper.log"
     with log.open("wb") as out:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(home)],
+            [sys.executable, "-P", "-m", _MODULE, str(home)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -24,7 +24,7 @@ def main(file: Path) -> int:
     file.
     """
     order: dict[str, Any] = json.loads(file.read_text())
-    sys.path.insert(0, "")
+    sys.path.append("")
     app = worker_of(order["app"])
     for number, work in enumerate(order["works"]):
         app.relocate(order["brokers"], work["url"], work["group"])

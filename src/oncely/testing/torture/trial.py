@@ -230,7 +230,7 @@ class _Order:
         )
         process = Process(
             f"the worker of {self._name}",
-            [sys.executable, "-m", "oncely.testing.torture.child", str(self._file)],
+            [sys.executable, "-P", "-m", "oncely.testing.torture.child", str(self._file)],
             directory=Path.cwd(),
             log=self._file.with_suffix(".log"),
             environment=dict(os.environ),
