@@ -51,7 +51,7 @@ NAMED = "(e => e.id || e.name || e.getAttribute('href') || e.ariaLabel || e.text
 def test_pages_in_a_browser(tmp_path: Path) -> None:
     with served(tmp_path) as (site, url), chromium.browser(tmp_path / "profile") as tab:
         tab.size(1200)
-        tab.open(f"{url}/")
+        log_in(tab, url)
         tab.wait("document.querySelectorAll('.pipelines li.bad').length === 1")
         tab.wait("document.documentElement.dataset.live === 'yes'")
 
@@ -100,9 +100,10 @@ def renewed(tab: chromium.Browser, url: str, topics: Topics) -> None:
     assert tab.run("document.activeElement.getAttribute('href')") == "/p/shop"
 
 
-def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
-    """Log in and replay, by keyboard alone."""
-    tab.open(f"{url}/login")
+def log_in(tab: chromium.Browser, url: str) -> None:
+    """Log in, by keyboard alone."""
+    tab.open(f"{url}/")
+    tab.wait("location.pathname === '/login'")
     seen = []
     for _ in range(4):
         tab.press("Tab")
@@ -112,6 +113,10 @@ def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
     tab.call("Input.insertText", text=TOKEN)
     tab.press("Enter")
     tab.wait("location.pathname === '/' && document.querySelector('.top button')")
+
+
+def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
+    """Replay, by keyboard alone."""
     tab.open(f"{url}/p/shop")
     tab.wait("document.getElementById('replay')")
     order = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Self
+from urllib.parse import urlsplit
 
 from oncely.errors import WrongInput
 
@@ -40,6 +42,19 @@ def parse_address(option: str, address: str) -> tuple[str, int]:
     return match[1].strip("[]") or "127.0.0.1", int(match[2])
 
 
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """True if a ``Host`` header contains an IP address, ``localhost``, or one of the names.
+
+    A page of another site whose name is made to resolve to this server (DNS rebinding) is requested
+    by that name, never by an address.
+    """
+    try:
+        host = urlsplit(f"//{header}").hostname or ""
+        return host == "localhost" or host in names or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
 class Server:
     """Answers ``GET`` within a ``with`` block.
 
@@ -47,16 +62,21 @@ class Server:
         option: the option that contains the address, for errors.
         address: ``HOST:PORT``; without a host only this machine can connect.
         pages: the answers.
+        names: host names under which it may be reached, in addition to IP addresses, ``localhost``,
+            the name of the machine and that of the address.
 
     Raises:
         WrongInput: the address is malformed, or can't be listened at.
     """
 
-    def __init__(self, option: str, address: str, pages: Pages) -> None:
+    def __init__(
+        self, option: str, address: str, pages: Pages, names: Collection[str] = ()
+    ) -> None:
         host, port = parse_address(option, address)
+        known = {one.lower() for one in (*names, host, socket.gethostname())}
         kind = _Server6 if ":" in host else _Server
         try:
-            self._server = kind((host, port), _handler(pages))
+            self._server = kind((host, port), _handler(pages, known))
         except OSError as error:
             raise WrongInput(
                 f"{option} {address}: can't listen: {error.strerror}", way_out="use another port"
@@ -88,13 +108,16 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: Pages, names: Collection[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 10.0
 
         def do_GET(self) -> None:
             make = pages.get(self.path.partition("?")[0])
-            page = Page("not found\n", status=404) if make is None else make()
+            if not is_own_host(self.headers.get("Host", "localhost"), names):  # none: no browser
+                page = Page("unknown host; --allow-host names others\n", status=421)
+            else:
+                page = Page("not found\n", status=404) if make is None else make()
             body = page.body.encode("utf-8", "replace")
             self.send_response(page.status)
             self.send_header("Content-Type", page.content_type)

@@ -27,7 +27,7 @@ from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
 from oncely.sources.reset import verb_of
 from oncely.web import page
-from oncely.web.access import Access
+from oncely.web.access import TOKEN, Access
 from oncely.web.audits import newest
 from oncely.web.changes import Changes
 from oncely.web.model import Problem, Subject
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 _WAIT = 2.0  # seconds that a page waits for a reading
 _LONGEST_FORM = 10_000
+_LOG_IN = "Log in with the token, and send the form again."
 _ASKED = ("verb", "value", "topic")  # of a reset
 _CHOSEN = ("reason", "partition", "since", "before")  # of a discard
 _BEAT = 15.0  # seconds between comments in an event stream
@@ -87,9 +88,14 @@ class Guard:
         if request.method not in ("GET", "HEAD") and not access.is_same_origin(headers):
             return _said(403, "Refused", "The request was sent by another site.")
         logged_in = access.form_token(request.cookies.get(access.cookie, "")) is not None
-        if access.private and not logged_in and request.url.path != "/login":
+        if logged_in or request.url.path == "/login" or not access.is_private(headers):
+            return None
+        if access.token is None:
+            told = "A proxy has passed the request on. Only this machine reads without a token"
+            return _said(403, "Refused", f"{told}: --token makes one, {TOKEN} sets one.")
+        if request.method in ("GET", "HEAD"):
             return RedirectResponse("/login", 303)
-        return None
+        return _said(403, "Refused", _LOG_IN)
 
 
 @dataclass(frozen=True)
@@ -228,7 +234,9 @@ class Site:
         planned: Callable[[Pipeline, Mapping[str, str]], T],
         shown: Callable[[Subject, Mapping[str, str], T | Problem, page.Visitor], str],
     ) -> Response:
-        one = self._named(request)
+        one, visitor = self._named(request), self._visitor(request)
+        if visitor.form_token is None or self.access.is_foreign(request.headers):
+            return _said(403, "Refused", _LOG_IN)
         if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
         asked = {name: request.query_params.get(name, "") for name in fields}
@@ -238,7 +246,7 @@ class Site:
         except OncelyError as error:
             plan = Problem.of(error)
         status = 400 if isinstance(plan, Problem) else 200
-        return HTMLResponse(shown(one.subject, asked, plan, self._visitor(request)), status)
+        return HTMLResponse(shown(one.subject, asked, plan, visitor), status)
 
     async def reset(self, request: Request) -> Response:
         """Execute a reset."""
@@ -277,7 +285,7 @@ class Site:
         form, one = await _form(request), self._named(request)
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, form.get("form_token", "")):
-            return _said(403, "Refused", "Log in with the token, and send the form again.")
+            return _said(403, "Refused", _LOG_IN)
         if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
         try:
@@ -301,7 +309,7 @@ class Site:
         done = RedirectResponse("/", 303)
         done.set_cookie(
             self.access.cookie, session, httponly=True, samesite="strict", path="/",
-            secure=request.url.scheme == "https",
+            secure=request.url.scheme == "https", max_age=int(self.access.lifetime),
         )  # fmt: skip
         return done
 
@@ -309,15 +317,14 @@ class Site:
         """End the session."""
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, (await _form(request)).get("form_token", "")):
-            return _said(403, "Refused", "Send the form again.")
+            return _said(403, "Refused", _LOG_IN)
         self.access.log_out(session)
         done = RedirectResponse("/", 303)
         done.delete_cookie(self.access.cookie, path="/", httponly=True, samesite="strict")
         return done
 
     def _visitor(self, request: Request) -> page.Visitor:
-        token = self.access.form_token(request.cookies.get(self.access.cookie, ""))
-        return page.Visitor(token, self.access.token is not None)
+        return page.Visitor(self.access.form_token(request.cookies.get(self.access.cookie, "")))
 
     def _named(self, request: Request) -> Watched | None:
         name = request.path_params.get("name")

@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> TestClient:
-    return client_of(site)
+    return logged_in(site)[0]
 
 
 def client_of(site: Site, base: str = BASE) -> TestClient:
@@ -65,6 +65,7 @@ def logged_in(site: Site) -> tuple[TestClient, str]:
     cookie = done.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
+    assert {"path=/", "max-age=43200"} <= set(cookie.split("; "))
     found = re.search(r'name="form_token" value="([^"]+)"', client.get("/p/shop").text)
     assert found is not None
     return client, found[1]
@@ -133,7 +134,8 @@ def test_nothing_is_loaded_from_elsewhere_and_scripts_only_from_here(client: Tes
 
 def test_the_last_audit(site: Site) -> None:
     assert site.audits is not None
-    assert "Last audit" not in client_of(site).get("/p/shop").text
+    client = logged_in(site)[0]
+    assert "Last audit" not in client.get("/p/shop").text
     shop = replace(reports.damaged(), pipeline="shop")
     later = replace(shop, at=shop.at.replace(year=2027), found={"lost": 7})
     other = replace(later, pipeline="other", at=shop.at.replace(year=2028))
@@ -141,7 +143,7 @@ def test_the_last_audit(site: Site) -> None:
         (site.audits / f"{at}.json").write_text(json.dumps(one.as_json()))
     (site.audits / "torn.json").write_text('{"pipeline": "shop"')
     (site.audits / "list.json").write_text("[1]")
-    text = client_of(site).get("/p/shop").text
+    text = client.get("/p/shop").text
     assert "Damage was found: 7 lost. The audit was made at" in text
     assert "By partition" in text
     assert "2027-11-22" in text
@@ -178,7 +180,9 @@ def test_known_host_names() -> None:
     access = Access.of("127.0.0.1", 8484, None, ["Ops.example"])
     for host in ("127.0.0.1:8484", "localhost", "[::1]:8484", "ops.example:80", "OPS.EXAMPLE"):
         assert access.is_known_host(host), host
-    assert not Access.of("0.0.0.0", 8484, TOKEN).is_known_host("localhost")
+    everywhere = Access.of("0.0.0.0", 8484, TOKEN)
+    assert everywhere.is_known_host("10.0.0.7:8484")
+    assert not everywhere.is_known_host("ops.example")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_changes_need_the_session_and_its_form(site: Site) -> None:
             assert one.post(path, data=form, headers=origin).status_code == 403
     assert client.get("/p/shop/replay").status_code == 405
     assert site.changes.of("shop") is None
-    assert 'method="post"' not in stranger.get("/p/shop").text
+    assert stranger.get("/p/shop").headers["location"] == "/login"
 
 
 def test_a_wrong_token_and_a_server_without_one(site: Site, tmp_path: Path) -> None:
@@ -226,7 +230,7 @@ def test_a_wrong_token_and_a_server_without_one(site: Site, tmp_path: Path) -> N
     without = Site([], Access.of("127.0.0.1", 8484, None))
     refused = client_of(without).post("/login", data={"token": ""}, headers={"origin": BASE})
     assert refused.status_code == 403
-    assert "Log in" not in client_of(without).get("/").text
+    assert client_of(without).get("/").status_code == 200
     with pytest.raises(ConfigError, match="can be guessed"):
         checked_token("short")
 
@@ -237,23 +241,61 @@ def test_a_session_ends(site: Site) -> None:
     assert client.post("/logout", data=form, headers=origin).status_code == 303
     assert client.post("/p/shop/replay", data=form, headers=origin).status_code == 403
 
+    brief = replace(site.access, lifetime=0.0)
+    assert brief.form_token(brief.log_in(TOKEN) or "") is None
 
-def test_other_machines_read_with_the_token_only(site: Site) -> None:
-    base = "http://10.0.0.7:8484"
-    private = replace(site, access=Access.of("10.0.0.7", 8484, TOKEN))
-    client = client_of(private, base)
-    for path in (
-        "/",
-        "/p/shop",
-        "/p/shop/events",
-        "/p/shop/reset?verb=to-latest",
-        "/p/shop/discard",
-    ):
+
+PATHS = "/", "/p/shop", "/p/shop/events", "/p/shop/reset?verb=to-latest", "/p/shop/discard"
+
+
+@pytest.mark.parametrize(
+    ("listen", "names", "base"),
+    [
+        ("10.0.0.7", [], "http://10.0.0.7:8484"),
+        ("127.0.0.1", ["ops.example"], "http://ops.example"),  # a proxy
+        ("127.0.0.1", [], BASE),
+    ],
+)
+def test_other_machines_read_with_the_token_only(
+    site: Site, listen: str, names: list[str], base: str
+) -> None:
+    """A token that was given is asked for everywhere: what listens on loopback may have a proxy."""
+    client = client_of(replace(site, access=Access.of(listen, 8484, TOKEN, names)), base)
+    for path in PATHS:
         answer = client.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     done = client.post("/login", data={"token": TOKEN}, headers={"origin": base})
     assert done.status_code == 303
     assert client.get("/p/shop").status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "Via"])
+def test_what_a_proxy_passes_on_is_not_read_without_a_token(site: Site, header: str) -> None:
+    client = client_of(replace(site, access=Access.of("127.0.0.1", 8484, None)))
+    assert client.get("/p/shop").status_code == 200
+    for path in PATHS:
+        answer = client.get(path, headers={header: "for=10.0.0.9"})
+        assert answer.status_code == 403
+        assert "A proxy has passed the request on" in answer.text
+        assert "dead letters" not in answer.text
+
+
+def test_a_dry_run_needs_a_session_and_a_page_of_this_server(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = site.watched[0].subject.pipeline
+    assert pipeline is not None
+    for verb in ("reset", "discard"):
+        monkeypatch.setattr(type(pipeline), verb, lambda *_, **__: pytest.fail("it was planned"))
+    reader = client_of(replace(site, access=Access.of("127.0.0.1", 8484, None)))
+    assert "Dry run" not in reader.get("/p/shop").text
+    client = logged_in(site)[0]
+    assert "Dry run" in client.get("/p/shop").text
+    foreign = [{"sec-fetch-site": one} for one in ("cross-site", "same-site")]
+    for path in PATHS[-2:]:
+        assert reader.get(path).status_code == 403
+        for headers in (*foreign, {"origin": "http://evil.example"}, {"origin": "null"}):
+            assert client.get(path, headers=headers).status_code == 403, headers
 
 
 # -- changes -------------------------------------------------------------------------------------
