@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from oncely.web.access import Access
-from oncely.web.server import Site
+from oncely.web.server import Site, server_of
 from oncely.web.watch import Watched
 from tests import chromium
 from tests.webtools import Topics, filled, pipeline_file, subject
@@ -30,10 +29,7 @@ def served(folder: Path) -> Iterator[tuple[Site, str]]:
         port = listening.getsockname()[1]
         watched = [Watched(subject(one, Topics()), every=0.5) for one in found]
         site = Site(watched, Access.of("127.0.0.1", port, TOKEN))
-        server = uvicorn.Server(
-            uvicorn.Config(site.app(), log_config=None, lifespan="off",
-                           timeout_graceful_shutdown=1)
-        )  # fmt: skip
+        server = server_of(site.app())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

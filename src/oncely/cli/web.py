@@ -9,7 +9,7 @@ import socket
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.cli import screen
 from oncely.cli.opened import importable, refuse_stdin
@@ -54,9 +54,7 @@ def serve(
         WrongInput: an address that can't be listened at, or that others reach without a token.
     """
     require("web", "web", "the site")
-    import uvicorn
-
-    from oncely.web.server import Site
+    from oncely.web.server import Site, server_of
 
     found = opened_subjects(paths)
     host, port = parse_address("--listen", address)
@@ -80,18 +78,12 @@ def serve(
             [Watched(one, every) for one in found], access, audits,
             ended=lambda: any(one.should_exit for one in servers),
         )  # fmt: skip
-        servers.append(uvicorn.Server(uvicorn.Config(site.app(), **_SERVER)))
+        servers.append(server_of(site.app()))
         _announce(host, port, token, made=make_token and TOKEN not in os.environ)
         try:
             _run(servers[0], listening)
         finally:
             site.close()
-
-
-_SERVER: dict[str, Any] = {
-    "log_config": None, "access_log": False, "server_header": False, "lifespan": "off",
-    "timeout_graceful_shutdown": 1,
-}  # fmt: skip
 
 
 def _run(server: uvicorn.Server, listening: socket.socket) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from oncely.errors import WrongInput
 
+MOST, LONGEST = 100, 10.0
+"""Connections of a server, and seconds in which a request must have come."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]*):(\d{1,5})")
 
 
@@ -101,7 +106,34 @@ class Server:
 
 
 class _Server(ThreadingHTTPServer):
+    """Closes connections that take too long, and the oldest of too many."""
+
     daemon_threads = True
+
+    def __init__(self, *given: Any) -> None:
+        self._open: dict[socket.socket, float] = {}  # with the end of its time; the oldest first
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = time.monotonic() + LONGEST
+        self.service_actions()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called ten times a second."""
+        found, now = list(self._open.items()), time.monotonic()
+        for at, (one, until) in enumerate(found):
+            if until < now or at < len(found) - MOST:
+                with suppress(OSError):  # its thread reads the end, and closes it
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):
@@ -110,8 +142,6 @@ class _Server6(_Server):
 
 def _handler(pages: Pages, names: Collection[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10.0
-
         def do_GET(self) -> None:
             make = pages.get(self.path.partition("?")[0])
             if not is_own_host(self.headers.get("Host", "localhost"), names):  # none: no browser

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, quote
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oncely.audit.wording import redacted
+from oncely.clients import http_server
 from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
 from oncely.pipeline import Pipeline
@@ -96,6 +100,52 @@ class Guard:
         if request.method in ("GET", "HEAD"):
             return RedirectResponse("/login", 303)
         return _said(403, "Refused", _LOG_IN)
+
+
+class _Connection(H11Protocol):
+    """Is closed unless a whole request comes in time. Of too many, the one that has waited longest
+    for its request is closed."""
+
+    _late: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+        if len(self.connections) > http_server.MOST:
+            given = [one for one in self.connections if isinstance(one, _Connection)]
+            waiting = (one for one in given if one._waits)
+            oldest = min(waiting, key=lambda one: one._late.when())
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._late.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._late.cancel()
+        self._expect()
+
+    @property
+    def _waits(self) -> bool:
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(http_server.LONGEST, self._close_late)
+
+    def _close_late(self) -> None:
+        if self._waits:
+            self.transport.abort()
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """The server of the pages."""
+    config = uvicorn.Config(
+        app, http=_Connection, ws="none", log_config=None, log_level="error", access_log=False,
+        server_header=False, lifespan="off", backlog=http_server.MOST, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 @dataclass(frozen=True)
@@ -344,12 +394,15 @@ def _filter(asked: Mapping[str, str]) -> RejectFilter:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; empty if it is too long."""
+    """The fields of a form; empty if it is too long, or the client has gone."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_FORM:
-            return {}
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST_FORM:
+                return {}
+    except ClientDisconnect:
+        return {}
     found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[0] for name, values in found.items()}
 
