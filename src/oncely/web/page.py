@@ -136,18 +136,18 @@ def discard_plan(
             f"<p>This is a dry run: nothing was written. {plural(plan.total, 'dead letter')} would"
             " be discarded. Key, value and headers are removed for good: a discarded dead letter is"
             " not replayed any more. Its offset and a masked reason remain, so that audits account"
-            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan.total, visitor)
+            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan, visitor)
         )
     return _page("Discard", head, body + _choice(subject, asked) + back, None, visitor)
 
 
 def _execute_discard(
-    subject: Subject, asked: Mapping[str, str], total: int, visitor: Visitor
+    subject: Subject, asked: Mapping[str, str], plan: Discarded, visitor: Visitor
 ) -> str:
     return (
         f'<form class="ask" method="post" action="{_path(subject)}/discard">{_hidden(visitor)}'
-        f"{_again({**asked, 'total': str(total)})}"
-        f'<button id="discard" class="change-it">Discard {total:,} for good</button></form>'
+        f"{_again({**asked, 'shown': plan.shown})}"
+        f'<button id="discard" class="change-it">Discard {plan.total:,} for good</button></form>'
     )
 
 

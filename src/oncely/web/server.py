@@ -321,10 +321,10 @@ class Site:
         """Discard the dead letters that a dry run has shown."""
 
         def begin(one: Watched, pipeline: Pipeline, form: Mapping[str, str]) -> bool:
-            which, total = _filter(form), form.get("total", "")
-            if not total.isdecimal():
-                raise WrongInput("A discard needs the number of dead letters of its dry run.")
-            return self.changes.discard(one.subject.name, pipeline, which, int(total), one.hurry)
+            which, shown = _filter(form), form.get("shown")
+            if not shown:
+                raise WrongInput("A discard needs the dead letters of its dry run.")
+            return self.changes.discard(one.subject.name, pipeline, which, shown, one.hurry)
 
         return await self._change(request, begin)
 

@@ -23,6 +23,7 @@ from oncely.web.audits import newest, report_of
 from oncely.web.server import Site
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched
+from tests.sinktools import T0, T1, Place, Rec, chunk, commit_all, open_sink, sink_to
 from tests.unit.audit import reports
 from tests.webtools import PASSWORD, Topics, filled, pipeline_file, subject
 
@@ -199,7 +200,7 @@ def test_known_host_names() -> None:
 def test_a_request_of_another_site_changes_nothing(site: Site, headers: dict[str, str]) -> None:
     client, form_token = logged_in(site)
     for path in ("/p/shop/replay", "/p/shop/reset", "/p/shop/discard", "/login", "/logout"):
-        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest", "total": "3"}
+        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest", "shown": "3"}
         assert client.post(path, data=form, headers=headers).status_code == 403
     assert site.changes.of("shop") is None
 
@@ -356,12 +357,13 @@ def test_a_discard_and_its_dry_run(own: Site) -> None:
     plan = client.get("/p/shop/discard", params=chosen).text
     assert "2 dead letters would be discarded" in plan
     assert "name: not a string" in plan
-    assert 'name="total" value="2"' in plan
+    assert "Discard 2 for good" in plan
+    dry_run = shown(plan)
     for none in ({"reason": "x" * 9}, {"partition": "t:1"}, {"since": "1h"}):
         assert "No dead letter is chosen" in client.get("/p/shop/discard", params=none).text
     assert len(pipeline.rejects().listed) == 3
 
-    assert discarded(own, client, {**chosen, "form_token": form_token, "total": "2"}) == (
+    assert discarded(own, client, {**chosen, "form_token": form_token, "shown": dry_run}) == (
         "discarded: 2 dead letters"
     )
     assert [one.offset for one in pipeline.rejects().listed] == [57]
@@ -371,6 +373,13 @@ def test_a_discard_and_its_dry_run(own: Site) -> None:
         (59, None, None),
     ]
     assert "discarded: 2 dead letters" in client.get("/p/shop").text
+
+
+def shown(plan: str) -> str:
+    """What identifies the dead letters of a dry run."""
+    found = re.search(r'name="shown" value="(\w+)"', plan)
+    assert found is not None
+    return found[1]
 
 
 def discarded(site: Site, client: TestClient, form: dict[str, str]) -> str:
@@ -386,17 +395,25 @@ def discarded(site: Site, client: TestClient, form: dict[str, str]) -> str:
 def test_only_a_discard_whose_dry_run_was_seen_is_executed(own: Site) -> None:
     client, form_token = logged_in(own)
     form, origin = {"form_token": form_token}, {"origin": BASE}
-    for wrong in ({}, {"total": ""}, {"total": "-1"}, {"total": "1", "before": "yesterday"}):
+    for wrong in ({}, {"shown": ""}, {"shown": "1", "before": "yesterday"}):
         answer = client.post("/p/shop/discard", data={**form, **wrong}, headers=origin)
         assert answer.status_code == 400, wrong
     assert client.get("/p/shop/discard?before=yesterday").status_code == 400
     assert "before: &#x27;yesterday&#x27; is no time" in (
         client.get("/p/shop/discard?before=yesterday").text
     )
-    assert "the dry run has shown 2: nothing was" in discarded(own, client, {**form, "total": "2"})
     pipeline = own.watched[0].subject.pipeline
     assert pipeline is not None
-    assert len(pipeline.rejects().listed) == 3
+    dry_run, only = shown(client.get("/p/shop/discard").text), {"reason": "script"}
+    one = shown(client.get("/p/shop/discard", params=only).text)
+    discarded(own, client, {**form, **only, "shown": one})
+    sink = sink_to(Place(f"sqlite:///{own.audits}/shop.db"), pipeline="shop")
+    fence = open_sink(sink, {T0: 0, T1: 0}).fence
+    commit_all(sink.bind(), chunk({T0: (100, [Rec(100, bad="as many as before")])}), fence)
+    for was in (dry_run, one):
+        told = discarded(own, client, {**form, "shown": was})
+        assert "are not those that the dry run has shown: they stay" in told
+    assert [one.offset for one in pipeline.rejects().listed] == [58, 59, 100]
 
 
 def test_a_change_that_is_impossible_has_no_button(own: Site, monkeypatch: Any) -> None:
