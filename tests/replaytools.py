@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,8 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.ledgers.topic.cluster import Cluster
-from oncely.sinks.base import Judge, Judged
+from oncely.pipeline.destination import LedgerState
+from oncely.sinks.base import Discard, Judge, Judged
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
@@ -99,3 +102,9 @@ def left(topics: Topics) -> list[int]:
     listed, total = waiting(topics)
     assert total == len(listed)
     return [one.offset for one in listed]
+
+
+def pipeline_of(discard: Discard) -> Any:
+    """What a discard needs of a pipeline whose dead letters are discarded by this function."""
+    letters = SimpleNamespace(discarding=lambda: discard, look=lambda: LedgerState(rejects=1))
+    return SimpleNamespace(destination=letters)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,6 @@ from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded
 from oncely.files.compact import compact
 from oncely.ledgers.sql.ledger import SqlLedger
-from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.rejects import RejectFilter, discard
 from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
@@ -45,7 +44,7 @@ from tests.jobtools import GivenRecords, records
 from tests.kafkatools import make_topics
 from tests.kafkatools import ready as ready_topics
 from tests.laketools import events, lake
-from tests.replaytools import bad, judging, replayed
+from tests.replaytools import bad, judging, pipeline_of, replayed
 from tests.sinktools import (
     SCHEMA,
     T0,
@@ -226,10 +225,7 @@ def test_a_replay_into_a_table(place: Place) -> None:
 def test_a_discard(place: Place) -> None:
     sink, fence = ready(sink_to(place, connect=sql(crossed := Crossed())))
     commit_all(sink, at_t0(0, bad(0, 1)), fence)
-    letters = SimpleNamespace(
-        discarding=lambda: partial(discard_letters, sink), look=lambda: LedgerState(rejects=2)
-    )
-    pipeline: Any = SimpleNamespace(destination=letters)
+    pipeline = pipeline_of(partial(discard_letters, sink))
     assert discard(pipeline, RejectFilter(), execute=True).total == 2
     in_the_table("a discard of dead letters in SQL", crossed)
 

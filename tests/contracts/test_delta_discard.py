@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -15,15 +14,14 @@ from oncely.clients.delta import DeltaTables
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import DISCARDED, Reject
-from oncely.errors import Unavailable
-from oncely.pipeline.destination import LedgerState
+from oncely.errors import Unavailable, WrongInput
 from oncely.pipeline.rejects import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
 from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place
-from tests.replaytools import bad, judging
+from tests.replaytools import bad, judging, pipeline_of
 from tests.sinktools import SOURCE, T0, Rec, Takeover, at_t0, commit_all, numbered, ready
 
 ALL = RejectFilter()
@@ -45,12 +43,8 @@ def odd(one: Reject) -> bool:
 
 def discard(sink: DeltaSink, which: Callable[[Reject], bool] = odd) -> int:
     """As the pipeline does, until the outcome is known."""
-    letters = SimpleNamespace(
-        discarding=lambda: partial(discard_letters, sink), look=lambda: LedgerState(rejects=1)
-    )
-    pipeline: Any = SimpleNamespace(destination=letters)
     chosen: Any = which
-    return discard_by(pipeline, chosen, execute=True).total
+    return discard_by(pipeline_of(partial(discard_letters, sink)), chosen, execute=True).total
 
 
 def replayed(sink: DeltaSink, at_once: int = 100) -> tuple[int, int]:
@@ -88,6 +82,18 @@ def test_content_is_removed(place: DeltaPlace) -> None:
     assert place.table.version() == before + 1
     assert discard(place.sink()) == 0
     assert place.table.version() == before + 1
+
+
+def test_others_than_were_shown_stay(place: DeltaPlace) -> None:
+    pipeline = pipeline_of(partial(discard_letters, place.sink()))
+    was = discard_by(pipeline, ALL, execute=False).shown
+    discard(place.sink(), lambda one: one.offset == 1)
+    with pytest.raises(WrongInput, match="are not those that the dry run has shown"):
+        discard_by(pipeline, ALL, execute=True, shown=was)
+    assert states(place) == ([2, 3, 5, 6, 7], [1])
+    now = discard_by(pipeline, ALL, execute=False).shown
+    assert discard_by(pipeline, ALL, execute=True, shown=now).total == 5
+    assert states(place) == ([], [1, 2, 3, 5, 6, 7])
 
 
 def test_only_pending_ones_are_replayed(place: DeltaPlace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from oncely.clients.sql.connection import brief_session
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
-from oncely.errors import Unavailable
+from oncely.errors import Unavailable, WrongInput
+from oncely.pipeline.rejects import Discarded
+from oncely.pipeline.rejects import discard as discard_by
 from oncely.sinks.sql.rewrite import FIRST, SqlReplay, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import ids, wait_for_a_lock
-from tests.replaytools import judging
+from tests.replaytools import judging, pipeline_of
 from tests.sinktools import (
     SOURCE,
     T0,
@@ -138,6 +141,25 @@ def test_all_or_nothing(sink: SqlSink, at: str) -> None:
     with pytest.raises(Unavailable):
         discard(with_faults(sink, cut), lambda _: True)
     assert states(sink) == ([1, 2, 3, 4], [])
+
+
+def test_others_than_were_shown_stay(sink: SqlSink) -> None:
+    """One that is rejected while the discard goes on is of the same transaction, or of none."""
+    assert discard_of(sink) == discard_of(sink)
+    was = discard_of(sink).shown
+    assert discard_of(sink, lambda one: one.offset < 4).shown != was
+    discard(sink, lambda one: one.offset == 1)
+    with pytest.raises(WrongInput, match="are not those that the dry run has shown"):
+        discard_of(sink, shown=was)
+    assert states(sink) == ([2, 3, 4], [1])
+    assert discard_of(sink, shown=discard_of(sink).shown).total == 3
+    assert states(sink) == ([], [1, 2, 3, 4])
+
+
+def discard_of(sink: SqlSink, which: Any = lambda _: True, shown: str | None = None) -> Discarded:
+    """As the pipeline does; a dry run unless it was shown."""
+    pipeline = pipeline_of(partial(discard_letters, sink))
+    return discard_by(pipeline, which, execute=shown is not None, shown=shown)
 
 
 # -- beside a replay -----------------------------------------------------------------------

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
 from oncely.web.access import Access
-from oncely.web.server import Site
+from oncely.web.server import Site, server_of
 from oncely.web.watch import Watched
 from tests import chromium
 from tests.webtools import Topics, filled, pipeline_file, subject
@@ -30,10 +29,7 @@ def served(folder: Path) -> Iterator[tuple[Site, str]]:
         port = listening.getsockname()[1]
         watched = [Watched(subject(one, Topics()), every=0.5) for one in found]
         site = Site(watched, Access.of("127.0.0.1", port, TOKEN))
-        server = uvicorn.Server(
-            uvicorn.Config(site.app(), log_config=None, lifespan="off",
-                           timeout_graceful_shutdown=1)
-        )  # fmt: skip
+        server = server_of(site.app())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -51,7 +47,7 @@ NAMED = "(e => e.id || e.name || e.getAttribute('href') || e.ariaLabel || e.text
 def test_pages_in_a_browser(tmp_path: Path) -> None:
     with served(tmp_path) as (site, url), chromium.browser(tmp_path / "profile") as tab:
         tab.size(1200)
-        tab.open(f"{url}/")
+        log_in(tab, url)
         tab.wait("document.querySelectorAll('.pipelines li.bad').length === 1")
         tab.wait("document.documentElement.dataset.live === 'yes'")
 
@@ -100,9 +96,10 @@ def renewed(tab: chromium.Browser, url: str, topics: Topics) -> None:
     assert tab.run("document.activeElement.getAttribute('href')") == "/p/shop"
 
 
-def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
-    """Log in and replay, by keyboard alone."""
-    tab.open(f"{url}/login")
+def log_in(tab: chromium.Browser, url: str) -> None:
+    """Log in, by keyboard alone."""
+    tab.open(f"{url}/")
+    tab.wait("location.pathname === '/login'")
     seen = []
     for _ in range(4):
         tab.press("Tab")
@@ -112,6 +109,10 @@ def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
     tab.call("Input.insertText", text=TOKEN)
     tab.press("Enter")
     tab.wait("location.pathname === '/' && document.querySelector('.top button')")
+
+
+def keyboard(tab: chromium.Browser, url: str, site: Site) -> None:
+    """Replay, by keyboard alone."""
     tab.open(f"{url}/p/shop")
     tab.wait("document.getElementById('replay')")
     order = []

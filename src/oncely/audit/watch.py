@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -246,11 +246,11 @@ class Gauges:
         samples = [((self.pipeline, of), value) for of, value in values.items()]
         return gauge(f"oncely_audit_{name}", told, ("pipeline", label), samples)
 
-    def server(self, address: str) -> Server:
-        """Serves ``/metrics`` at the address of ``--metrics``.
+    def server(self, address: str, names: Collection[str] = ()) -> Server:
+        """Serves ``/metrics`` at the address of ``--metrics``, and to requests for these names.
 
         Raises:
             WrongInput: the address is malformed, or can't be listened at.
         """
         pages = dict.fromkeys(("/", "/metrics"), lambda: Page(self.text(), CONTENT_TYPE))
-        return Server("--metrics", address, pages)
+        return Server("--metrics", address, pages, names)

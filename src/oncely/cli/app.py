@@ -14,6 +14,7 @@ import typer
 from oncely.cli import options, screen
 from oncely.cli.audit_options import Asked
 from oncely.cli.options import (
+    AllowHost,
     AsJson,
     Commands,
     EventFile,
@@ -279,13 +280,12 @@ def web(
         bool,
         flag(
             "--token",
-            "Print a token, with which a visitor may replay dead letters and reset positions."
+            "Print a token, without which nobody reads, and with which a visitor may also replay"
+            " dead letters and reset positions."
             " ONCELY_WEB_TOKEN, if it is set, is used instead.",
         ),
     ] = False,
-    allow_host: Annotated[
-        list[str] | None, option("NAME", "Another name of this server; may be repeated.")
-    ] = None,
+    allow_host: AllowHost = None,
     audits: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Reports of `oncely audit --json`.", file_okay=False),

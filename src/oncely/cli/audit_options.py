@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from oncely.cli.options import AsJson, flag, option
+from oncely.cli.options import AllowHost, AsJson, flag, option
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Asked:
     metrics: Annotated[
         str | None, option("HOST:PORT", "Serve the state of a watch to Prometheus.")
     ] = None
+    allow_host: AllowHost = None
     as_json: AsJson = False
 
     @property

@@ -84,8 +84,8 @@ def _check(asked: Asked) -> None:
         )  # fmt: skip
     if (asked.left is None) != (asked.right is None):
         raise WrongInput("--left and --right belong together")
-    if not asked.watch and (asked.timeout or asked.metrics):
-        raise WrongInput("--timeout and --metrics need --watch")
+    if not asked.watch and (asked.timeout or asked.metrics or asked.allow_host):
+        raise WrongInput("--timeout, --metrics and --allow-host need --watch")
 
 
 def _interrupted(asked: Asked) -> int:
@@ -234,7 +234,7 @@ def replaced(path: Path, text: str) -> None:
 def _watch(asked: Asked, name: str, one: Audit, stopped: threading.Event, stack: ExitStack) -> int:
     listener = _Watching(asked, Gauges(screen.redact(name)))
     if asked.metrics is not None:
-        stack.enter_context(listener.gauges.server(asked.metrics))
+        stack.enter_context(listener.gauges.server(asked.metrics, asked.allow_host or ()))
     timeout = seconds("--timeout", asked.timeout) if asked.timeout else None
     condition = Condition(
         moment("--until", asked.until), timeout, late=asked.file is None or is_pair(asked.file)

@@ -56,6 +56,10 @@ Debug = Annotated[
     typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
 ]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs.")]
+AllowHost = Annotated[
+    list[str] | None,
+    option("NAME", "Another name under which the HTTP server is reached; may be repeated."),
+]
 Execute = Annotated[bool, flag("--execute", "Do it.")]
 EventFile = Annotated[
     Path | None,
@@ -97,6 +101,7 @@ class Serving:
             "Serve metrics for Prometheus there (docs/metrics.md), without the probes of --http.",
         ),
     ] = None
+    allow_host: AllowHost = None
     log_format: Annotated[
         LogFormat,
         typer.Option(

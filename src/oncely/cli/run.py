@@ -137,6 +137,8 @@ def probes(given: Serving) -> Http | None:
     """
     if given.http is None and (given.polling_ttl or given.consuming_ttl):
         raise WrongInput("--polling-ttl and --consuming-ttl need --http")
+    if given.http is None and given.metrics is None and given.allow_host:
+        raise WrongInput("--allow-host needs --http or --metrics")
     if given.http is None and given.metrics is None:
         return None
     return Http(
@@ -144,6 +146,7 @@ def probes(given: Serving) -> Http | None:
         seconds("--polling-ttl", given.polling_ttl or str(Http.polling_ttl)),
         seconds("--consuming-ttl", given.consuming_ttl or str(Http.consuming_ttl)),
         given.metrics,
+        tuple(given.allow_host or ()),
     )
 
 

@@ -9,7 +9,7 @@ import socket
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.cli import screen
 from oncely.cli.opened import importable, refuse_stdin
@@ -54,17 +54,17 @@ def serve(
         WrongInput: an address that can't be listened at, or that others reach without a token.
     """
     require("web", "web", "the site")
-    import uvicorn
-
-    from oncely.web.server import Site
+    from oncely.web.server import Site, server_of
 
     found = opened_subjects(paths)
     host, port = parse_address("--listen", address)
     token = _token(make_token)
-    if token is None and not is_loopback(host):
+    if token is None and (names or not is_loopback(host)):
+        given = f"--allow-host {names[0]}" if is_loopback(host) else f"--listen {address}"
         raise WrongInput(
-            f"--listen {address}: other machines would read records without a token",
-            way_out=f"set {TOKEN}, or let --token make one; or listen at 127.0.0.1",
+            f"{given}: other machines would read records without a token",
+            way_out=f"set {TOKEN}, or let --token make one; or listen at 127.0.0.1 without"
+            " --allow-host",
         )
     if audits is not None and not audits.is_dir():
         raise WrongInput(f"--audits {audits}: there is no such folder")
@@ -79,18 +79,12 @@ def serve(
             [Watched(one, every) for one in found], access, audits,
             ended=lambda: any(one.should_exit for one in servers),
         )  # fmt: skip
-        servers.append(uvicorn.Server(uvicorn.Config(site.app(), **_SERVER)))
+        servers.append(server_of(site.app()))
         _announce(host, port, token, made=make_token and TOKEN not in os.environ)
         try:
             _run(servers[0], listening)
         finally:
             site.close()
-
-
-_SERVER: dict[str, Any] = {
-    "log_config": None, "access_log": False, "server_header": False, "lifespan": "off",
-    "timeout_graceful_shutdown": 1,
-}  # fmt: skip
 
 
 def _run(server: uvicorn.Server, listening: socket.socket) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
+import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
 
 from oncely.errors import WrongInput
 
+MOST, LONGEST = 100, 10.0
+"""Connections of a server, and seconds in which a request must have come."""
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]*):(\d{1,5})")
 
 
@@ -40,6 +47,19 @@ def parse_address(option: str, address: str) -> tuple[str, int]:
     return match[1].strip("[]") or "127.0.0.1", int(match[2])
 
 
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """True if a ``Host`` header contains an IP address, ``localhost``, or one of the names.
+
+    A page of another site whose name is made to resolve to this server (DNS rebinding) is requested
+    by that name, never by an address.
+    """
+    try:
+        host = urlsplit(f"//{header}").hostname or ""
+        return host == "localhost" or host in names or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
 class Server:
     """Answers ``GET`` within a ``with`` block.
 
@@ -47,16 +67,21 @@ class Server:
         option: the option that contains the address, for errors.
         address: ``HOST:PORT``; without a host only this machine can connect.
         pages: the answers.
+        names: host names under which it may be reached, in addition to IP addresses, ``localhost``,
+            the name of the machine and that of the address.
 
     Raises:
         WrongInput: the address is malformed, or can't be listened at.
     """
 
-    def __init__(self, option: str, address: str, pages: Pages) -> None:
+    def __init__(
+        self, option: str, address: str, pages: Pages, names: Collection[str] = ()
+    ) -> None:
         host, port = parse_address(option, address)
+        known = {one.lower() for one in (*names, host, socket.gethostname())}
         kind = _Server6 if ":" in host else _Server
         try:
-            self._server = kind((host, port), _handler(pages))
+            self._server = kind((host, port), _handler(pages, known))
         except OSError as error:
             raise WrongInput(
                 f"{option} {address}: can't listen: {error.strerror}", way_out="use another port"
@@ -81,20 +106,48 @@ class Server:
 
 
 class _Server(ThreadingHTTPServer):
+    """Closes connections that take too long, and the oldest of too many."""
+
     daemon_threads = True
+
+    def __init__(self, *given: Any) -> None:
+        self._open: dict[socket.socket, float] = {}  # with the end of its time; the oldest first
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open[request] = time.monotonic() + LONGEST
+        self.service_actions()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called ten times a second."""
+        found, now = list(self._open.items()), time.monotonic()
+        for at, (one, until) in enumerate(found):
+            if until < now or at < len(found) - MOST:
+                with suppress(OSError):  # its thread reads the end, and closes it
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _handler(pages: Pages, names: Collection[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10.0
-
         def do_GET(self) -> None:
             make = pages.get(self.path.partition("?")[0])
-            page = Page("not found\n", status=404) if make is None else make()
+            if not is_own_host(self.headers.get("Host", "localhost"), names):  # none: no browser
+                page = Page("unknown host; --allow-host names others\n", status=421)
+            else:
+                page = Page("not found\n", status=404) if make is None else make()
             body = page.body.encode("utf-8", "replace")
             self.send_response(page.status)
             self.send_header("Content-Type", page.content_type)

@@ -276,10 +276,12 @@ class Destination(Protocol):
         """A function that removes the content of pending dead letters, in one transaction; each
         still accounts for its record.
 
-        It takes a function that chooses dead letters, and whether to write: otherwise they are only
-        counted. It returns their masked reasons with the number of dead letters of each, and raises
-        PositionMoved or Unavailable if it must be repeated. A dead letter that a replay takes at
-        the same time is replayed or discarded, not both.
+        It takes a function that chooses dead letters, called once for each, whether to write:
+        otherwise they are only counted, and a function that is called when all are chosen, before
+        the commit: if it raises, nothing is discarded. It returns their masked reasons with the
+        number of dead letters of each, and raises PositionMoved or Unavailable if it must be
+        repeated. A dead letter that a replay takes at the same time is replayed or discarded, not
+        both.
 
         Raises:
             ConfigError: dead letters can't be changed there; the error names the way out.

@@ -616,7 +616,9 @@ class Pipeline:
         return rejects.rejects(self, limit, which, discarded=discarded)
 
     @_hiding
-    def discard(self, which: RejectFilter, *, execute: bool = False) -> Discarded:
+    def discard(
+        self, which: RejectFilter, *, execute: bool = False, shown: str | None = None
+    ) -> Discarded:
         """Remove key, value and headers of pending dead letters, in one transaction.
 
         A discarded dead letter is not replayed. Topic, partition, offset, timestamp and the reason,
@@ -625,14 +627,16 @@ class Pipeline:
         Args:
             which: only dead letters that it chooses.
             execute: write; otherwise a dry run.
+            shown: that of a dry run: discard the dead letters that it has found, or nothing.
 
         Raises:
             ConfigError: the destination can't change dead letters (topics, files).
+            WrongInput: others are chosen now than are ``shown``.
             Unavailable: the server did not return.
         """
         from oncely.pipeline import rejects
 
-        return rejects.discard(self, which, execute=execute)
+        return rejects.discard(self, which, execute=execute, shown=shown)
 
     @_hiding
     def repair(

@@ -5,6 +5,7 @@ They may be chosen by reason, partition and time.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections import Counter
@@ -199,10 +200,12 @@ class Discarded:
     Attributes:
         reasons: their reasons, masked, with the numbers of dead letters; the most frequent first.
         executed: False: a dry run.
+        shown: identifies the dead letters: others have another text.
     """
 
     reasons: tuple[Reason, ...]
     executed: bool
+    shown: str
 
     @property
     def total(self) -> int:
@@ -215,14 +218,43 @@ class Discarded:
         return {"discarded": self.total, "executed": self.executed, "reasons": reasons}
 
 
-def discard(pipeline: Pipeline, which: RejectFilter, *, execute: bool) -> Discarded:
+class _Chosen:
+    """The dead letters that a filter has chosen, in any order, as a sum of digests."""
+
+    def __init__(self, which: RejectFilter, shown: str | None) -> None:
+        self._which, self._shown, self._sum = which, shown, 0
+
+    def __call__(self, one: Reject) -> bool:
+        if chosen := self._which(one):
+            told = repr((*one.partition, one.offset, one.timestamp_ms, one.reason)).encode()
+            self._sum += int.from_bytes(hashlib.sha256(told).digest())
+        return chosen
+
+    def __str__(self) -> str:
+        return f"{self._sum:x}"
+
+    def check(self) -> None:
+        """Refuse others than a dry run has shown."""
+        if self._shown not in (None, str(self)):
+            raise WrongInput(
+                "the dead letters that are chosen now are not those that the dry run has shown:"
+                " they stay",
+                way_out="look at the dry run again",
+            )
+
+
+def discard(
+    pipeline: Pipeline, which: RejectFilter, *, execute: bool, shown: str | None = None
+) -> Discarded:
     """Remove the content of pending dead letters; see :meth:`Pipeline.discard`."""
     discarding, found = pipeline.destination.discarding(), Counter[str]()
+    chosen = _Chosen(which, shown)
     if pipeline.destination.look().rejects:
         for attempt in attempts(Backoff()):
             with attempt:
-                found = Counter(discarding(which, execute))
-    return Discarded(tuple(Reason(*one) for one in found.most_common()), execute)
+                chosen = _Chosen(which, shown)
+                found = Counter(discarding(chosen, execute, chosen.check))
+    return Discarded(tuple(Reason(*one) for one in found.most_common()), execute, str(chosen))
 
 
 def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> Judge:

@@ -59,12 +59,14 @@ class Http:
         polling_ttl: seconds without a look for records after which ``/livez`` answers 500.
         consuming_ttl: the same without a commit, though there are records.
         metrics: ``HOST:PORT`` of a server of the metrics alone.
+        names: host names under which the servers may be reached.
     """
 
     address: str | None = None
     polling_ttl: float = Limits.polling
     consuming_ttl: float = Limits.consuming
     metrics: str | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.polling_ttl, self.consuming_ttl) <= 0:
@@ -112,11 +114,11 @@ def probed_together(
     healths = [_health(one, http) for one in given]
     with ExitStack() as servers:
         if http.address is not None:
-            servers.enter_context(Server("--http", http.address, _pages(healths)))
+            servers.enter_context(Server("--http", http.address, _pages(healths), http.names))
         if http.metrics is not None:
             page = _pages(healths)["/metrics"]
             pages = {"/": page, "/metrics": page}
-            servers.enter_context(Server("--metrics", http.metrics, pages))
+            servers.enter_context(Server("--metrics", http.metrics, pages, http.names))
         for one, health in zip(given, healths, strict=True):
             servers.enter_context(_watched(one.pipeline, health))
         yield [_both(health, one.listener) for one, health in zip(given, healths, strict=True)]

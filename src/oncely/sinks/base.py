@@ -279,7 +279,7 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
-Discard = Callable[[Callable[[Reject], bool], bool], Mapping[str, int]]
+Discard = Callable[[Callable[[Reject], bool], bool, Callable[[], None]], Mapping[str, int]]
 """See :meth:`oncely.pipeline.destination.Destination.discarding`."""
 
 

@@ -2,28 +2,35 @@
 
 A page on loopback is reached by every program of the machine, and, through a browser, by the pages
 of any other site. Foreign sites are kept out by their host name (DNS rebinding) and by their origin
-(forged requests); changes need the token, too.
+(forged requests). A token is asked for if there is one, and if other machines can connect, also
+through a proxy on this machine: the address that the server listens at does not say so.
 """
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from oncely.clients.http_server import is_own_host
 from oncely.errors import ConfigError
 
 TOKEN = "ONCELY_WEB_TOKEN"  # noqa: S105 - the name of the variable
 _SHORTEST = 16
 _MOST = 1_000  # sessions
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_PASSED_ON = ("forwarded", "x-forwarded-", "x-real-ip", "via")  # prefixes of a proxy's headers
 
 
 def is_loopback(host: str) -> bool:
     """True if only this machine can connect."""
-    return host in _LOOPBACK or host.startswith("127.")
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def checked_token(token: str) -> str:
@@ -48,32 +55,33 @@ class Access:
 
     Attributes:
         hosts: the host names under which it may be reached, without port.
-        token: what changes need; None: nobody can change anything.
-        private: reading needs the token, too.
+        token: what a session needs; None: nobody can change anything.
+        private: reading needs a session, too.
         cookie: the name of the session's cookie; cookies do not distinguish ports.
+        lifetime: of a session, in seconds.
     """
 
     hosts: frozenset[str]
     token: str | None = field(default=None, repr=False)
     private: bool = False
     cookie: str = "oncely"
-    _sessions: dict[str, str] = field(default_factory=dict, repr=False)
+    lifetime: float = 12 * 3600.0
+    _sessions: dict[str, tuple[str, float]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, host: str, port: int, token: str | None, names: Iterable[str] = ()) -> Access:
         """The rules of a server at this address, reached also under these names."""
-        hosts = {*names, *(_LOOPBACK if is_loopback(host) else ()), host}
-        return cls(
-            frozenset(one.lower() for one in hosts), token, not is_loopback(host), f"oncely-{port}"
-        )
+        private = token is not None or bool(names) or not is_loopback(host)
+        hosts = frozenset(one.lower() for one in (*names, host))
+        return cls(hosts, token, private, f"oncely-{port}")
 
     def is_known_host(self, header: str) -> bool:
         """True if a ``Host`` header names this server."""
-        try:
-            host = urlsplit(f"//{header}").hostname
-        except ValueError:
-            return False
-        return host is not None and host in self.hosts
+        return is_own_host(header, self.hosts)
+
+    def is_private(self, headers: Mapping[str, str]) -> bool:
+        """True if reading needs a session: always, or as a proxy has passed the request on."""
+        return self.private or any(one.lower().startswith(_PASSED_ON) for one in headers)
 
     def is_same_origin(self, headers: Mapping[str, str]) -> bool:
         """True if a request that changes something was sent by a page of this server."""
@@ -84,6 +92,12 @@ class Access:
         known = origin.scheme in ("http", "https") and origin.netloc == headers.get("host")
         return known and headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
+    def is_foreign(self, headers: Mapping[str, str]) -> bool:
+        """True if a browser says that a page of another site has sent the request."""
+        site = headers.get("sec-fetch-site", "none")
+        own = "origin" not in headers or self.is_same_origin(headers)
+        return site not in ("same-origin", "none") or not own
+
     def log_in(self, token: str) -> str | None:
         """A new session, or None if the token is wrong."""
         if self.token is None or not _equal(token, self.token):
@@ -91,7 +105,7 @@ class Access:
         while len(self._sessions) >= _MOST:
             self._sessions.pop(next(iter(self._sessions)), None)
         session = secrets.token_urlsafe(32)
-        self._sessions[session] = secrets.token_urlsafe(32)
+        self._sessions[session] = secrets.token_urlsafe(32), time.monotonic() + self.lifetime
         return session
 
     def log_out(self, session: str) -> None:
@@ -99,8 +113,9 @@ class Access:
         self._sessions.pop(session, None)
 
     def form_token(self, session: str) -> str | None:
-        """What forms of the session contain; None if it is no session."""
-        return self._sessions.get(session)
+        """What forms of the session contain; None if it is no session, or has ended."""
+        token, until = self._sessions.get(session, (None, 0.0))
+        return token if time.monotonic() < until else None
 
     def accepts(self, session: str, form_token: str) -> bool:
         """True if a form was made for this session."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.rejects import RejectFilter
 from oncely.sources.reset import Verb
@@ -72,7 +71,7 @@ class Changes:
         name: str,
         pipeline: Pipeline,
         which: RejectFilter,
-        expected: int,
+        shown: str,
         after: Callable[[], None],
     ) -> bool:
         """Begin a discard; as :meth:`replay`.
@@ -80,18 +79,11 @@ class Changes:
         Args:
             name, pipeline, after: as of :meth:`replay`.
             which: the dead letters.
-            expected: their number in the dry run; if it is another one now, nothing is discarded.
+            shown: that of the dry run; if others are chosen now, nothing is discarded.
         """
 
         def work() -> str:
-            found = pipeline.discard(which).total
-            if found != expected:
-                raise WrongInput(
-                    f"{plural(found, 'dead letter')} would be discarded, and the dry run has shown"
-                    f" {expected:,}: nothing was discarded",
-                    way_out="look at the dry run again",
-                )
-            done = pipeline.discard(which, execute=True)
+            done = pipeline.discard(which, execute=True, shown=shown)
             return f"discarded: {plural(done.total, 'dead letter')}"
 
         return self._start(name, "Discard of dead letters", pipeline, work, after)

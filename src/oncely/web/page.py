@@ -53,12 +53,10 @@ class Visitor:
     """Who looks at a page.
 
     Attributes:
-        form_token: what forms contain; None: nobody is logged in.
-        can_log_in: True if the server has a token.
+        form_token: what forms contain; None: nobody is logged in, and the page is read-only.
     """
 
     form_token: str | None = None
-    can_log_in: bool = False
 
 
 def pipelines(found: Sequence[tuple[Subject, Overview | None]], visitor: Visitor) -> str:
@@ -115,14 +113,11 @@ def reset_plan(
     notes = "".join(f"<p>{_text(one)}</p>" for one in plan.notes)
     again = f"<p>{escape(plan.warning)}</p>" if plan.warning else ""
     told = "<p>This is a dry run: nothing was written.</p>"
-    if visitor.form_token is None:
-        form = _log_in(visitor, "oncely offsets reset --execute")
-    else:
-        form = (
-            f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(visitor)}'
-            f"{_again(asked)}"
-            '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
-        )
+    form = (
+        f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(visitor)}'
+        f"{_again(asked)}"
+        '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
+    )
     return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, visitor)
 
 
@@ -143,20 +138,18 @@ def discard_plan(
             f"<p>This is a dry run: nothing was written. {plural(plan.total, 'dead letter')} would"
             " be discarded. Key, value and headers are removed for good: a discarded dead letter is"
             " not replayed any more. Its offset and a masked reason remain, so that audits account"
-            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan.total, visitor)
+            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan, visitor)
         )
     return _page("Discard", head, body + _choice(subject, asked) + back, None, visitor)
 
 
 def _execute_discard(
-    subject: Subject, asked: Mapping[str, str], total: int, visitor: Visitor
+    subject: Subject, asked: Mapping[str, str], plan: Discarded, visitor: Visitor
 ) -> str:
-    if visitor.form_token is None:
-        return _log_in(visitor, "oncely rejects discard --yes")
     return (
         f'<form class="ask" method="post" action="{_path(subject)}/discard">{_hidden(visitor)}'
-        f"{_again({**asked, 'total': str(total)})}"
-        f'<button id="discard" class="change-it">Discard {total:,} for good</button></form>'
+        f"{_again({**asked, 'shown': plan.shown})}"
+        f'<button id="discard" class="change-it">Discard {plan.total:,} for good</button></form>'
     )
 
 
@@ -206,8 +199,6 @@ def _page(
             f'<form method="post" action="/logout">{_hidden(visitor)}'
             "<button>Log out</button></form>"
         )
-    elif visitor.can_log_in:
-        log = '<a href="/login">Log in</a>'
     watched = "" if events is None else f' data-events="{escape(events)}"'
     body = (
         '<a class="skip" href="#live">To the content</a>'
@@ -229,12 +220,6 @@ def _again(asked: Mapping[str, str]) -> str:
         f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
         for name, value in asked.items()
     )
-
-
-def _log_in(visitor: Visitor, command: str) -> str:
-    if visitor.can_log_in:
-        return "<p>Log in with the token to execute it.</p>"
-    return f"<p>This page is read-only; <code>{command}</code> executes it.</p>"
 
 
 def _path(subject: Subject) -> str:
@@ -499,7 +484,7 @@ def _letters(detail: Detail | None, subject: Subject, visitor: Visitor) -> str:
     if letters.read < letters.total:
         told += f"; the first {letters.read:,} are grouped here"
     groups = "".join(_reason(at, one) for at, one in enumerate(letters.reasons))
-    ways = _replay(letters, subject, visitor) + _discard(letters, subject)
+    ways = _replay(letters, subject, visitor) + _discard(letters, subject, visitor)
     return f"<section>{title}<p>{told}.</p>{groups}{ways}</section>"
 
 
@@ -533,10 +518,7 @@ def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
     if subject.pipeline is not None and subject.pipeline.spark_path is not None:
         return "<p>A replay needs Spark: run <code>oncely rejects replay</code>.</p>"
     if visitor.form_token is None:
-        how = "Log in with the token to replay them." if visitor.can_log_in else (
-            "This page is read-only; <code>oncely rejects replay</code> decodes them again."
-        )  # fmt: skip
-        return f"<p>{how}</p>"
+        return _read_only("rejects replay", "decodes them again")
     return (
         f'<form class="ask" method="post" action="{_path(subject)}/replay">{_hidden(visitor)}'
         f'<button id="replay" class="change-it">Replay {letters.total:,}, each exactly once'
@@ -544,13 +526,19 @@ def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
     )
 
 
-def _discard(letters: Letters, subject: Subject) -> str:
+def _discard(letters: Letters, subject: Subject, visitor: Visitor) -> str:
     if letters.no_discard is not None:
         return _impossible("discarded", letters.no_discard)
+    if visitor.form_token is None:
+        return _read_only("rejects discard", "removes their content")
     return (
         f'<form class="ask" method="get" action="{_path(subject)}/discard">'
         '<button id="to-discard">Discard: dry run</button></form>'
     )
+
+
+def _read_only(command: str, does: str) -> str:
+    return f"<p>This page is read-only; <code>oncely {command}</code> {does}.</p>"
 
 
 def _impossible(verb: str, why: Problem) -> str:
@@ -567,10 +555,11 @@ def _reset_form(subject: Subject, visitor: Visitor) -> str:
     options = "".join(
         f'<option value="{name}">{escape(meaning)}</option>' for name, meaning in VERBS.items()
     )
-    needs = "" if visitor.form_token else " Executing it needs the token."
+    title = "<section><h2>Reset of positions</h2>"
+    if visitor.form_token is None:
+        return f"{title}{_read_only('offsets reset', 'moves them')}</section>"
     return (
-        "<section><h2>Reset of positions</h2><p>The dry run shows the new positions and writes"
-        f" nothing.{needs}</p>"
+        f"{title}<p>The dry run shows the new positions and writes nothing.</p>"
         f'<form class="ask" method="get" action="{_path(subject)}/reset">'
         f'<label>Move<select name="verb">{options}</select></label>'
         '<label>Offset, time or duration<input name="value" size="20"></label>'

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, quote
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oncely.audit.wording import redacted
+from oncely.clients import http_server
 from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
 from oncely.pipeline import Pipeline
@@ -27,7 +31,7 @@ from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
 from oncely.sources.reset import verb_of
 from oncely.web import page
-from oncely.web.access import Access
+from oncely.web.access import TOKEN, Access
 from oncely.web.audits import newest
 from oncely.web.changes import Changes
 from oncely.web.model import Problem, Subject
@@ -38,6 +42,7 @@ T = TypeVar("T")
 
 _WAIT = 2.0  # seconds that a page waits for a reading
 _LONGEST_FORM = 10_000
+_LOG_IN = "Log in with the token, and send the form again."
 _ASKED = ("verb", "value", "topic")  # of a reset
 _CHOSEN = ("reason", "partition", "since", "before")  # of a discard
 _BEAT = 15.0  # seconds between comments in an event stream
@@ -87,9 +92,60 @@ class Guard:
         if request.method not in ("GET", "HEAD") and not access.is_same_origin(headers):
             return _said(403, "Refused", "The request was sent by another site.")
         logged_in = access.form_token(request.cookies.get(access.cookie, "")) is not None
-        if access.private and not logged_in and request.url.path != "/login":
+        if logged_in or request.url.path == "/login" or not access.is_private(headers):
+            return None
+        if access.token is None:
+            told = "A proxy has passed the request on. Only this machine reads without a token"
+            return _said(403, "Refused", f"{told}: --token makes one, {TOKEN} sets one.")
+        if request.method in ("GET", "HEAD"):
             return RedirectResponse("/login", 303)
-        return None
+        return _said(403, "Refused", _LOG_IN)
+
+
+class _Connection(H11Protocol):
+    """Is closed unless a whole request comes in time. Of too many, the one that has waited longest
+    for its request is closed."""
+
+    _late: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect()
+        if len(self.connections) > http_server.MOST:
+            given = [one for one in self.connections if isinstance(one, _Connection)]
+            waiting = (one for one in given if one._waits)
+            oldest = min(waiting, key=lambda one: one._late.when())
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._late.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._late.cancel()
+        self._expect()
+
+    @property
+    def _waits(self) -> bool:
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    def _expect(self) -> None:
+        self._late = self.loop.call_later(http_server.LONGEST, self._close_late)
+
+    def _close_late(self) -> None:
+        if self._waits:
+            self.transport.abort()
+
+
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """The server of the pages."""
+    config = uvicorn.Config(
+        app, http=_Connection, ws="none", log_config=None, log_level="error", access_log=False,
+        server_header=False, lifespan="off", backlog=http_server.MOST, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 @dataclass(frozen=True)
@@ -228,7 +284,9 @@ class Site:
         planned: Callable[[Pipeline, Mapping[str, str]], T],
         shown: Callable[[Subject, Mapping[str, str], T | Problem, page.Visitor], str],
     ) -> Response:
-        one = self._named(request)
+        one, visitor = self._named(request), self._visitor(request)
+        if visitor.form_token is None or self.access.is_foreign(request.headers):
+            return _said(403, "Refused", _LOG_IN)
         if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
         asked = {name: request.query_params.get(name, "") for name in fields}
@@ -238,7 +296,7 @@ class Site:
         except OncelyError as error:
             plan = Problem.of(error)
         status = 400 if isinstance(plan, Problem) else 200
-        return HTMLResponse(shown(one.subject, asked, plan, self._visitor(request)), status)
+        return HTMLResponse(shown(one.subject, asked, plan, visitor), status)
 
     async def reset(self, request: Request) -> Response:
         """Execute a reset."""
@@ -263,10 +321,10 @@ class Site:
         """Discard the dead letters that a dry run has shown."""
 
         def begin(one: Watched, pipeline: Pipeline, form: Mapping[str, str]) -> bool:
-            which, total = _filter(form), form.get("total", "")
-            if not total.isdecimal():
-                raise WrongInput("A discard needs the number of dead letters of its dry run.")
-            return self.changes.discard(one.subject.name, pipeline, which, int(total), one.hurry)
+            which, shown = _filter(form), form.get("shown")
+            if not shown:
+                raise WrongInput("A discard needs the dead letters of its dry run.")
+            return self.changes.discard(one.subject.name, pipeline, which, shown, one.hurry)
 
         return await self._change(request, begin)
 
@@ -277,7 +335,7 @@ class Site:
         form, one = await _form(request), self._named(request)
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, form.get("form_token", "")):
-            return _said(403, "Refused", "Log in with the token, and send the form again.")
+            return _said(403, "Refused", _LOG_IN)
         if one is None or one.subject.pipeline is None:
             return _said(404, "Not found", "There is no such pipeline.")
         try:
@@ -301,7 +359,7 @@ class Site:
         done = RedirectResponse("/", 303)
         done.set_cookie(
             self.access.cookie, session, httponly=True, samesite="strict", path="/",
-            secure=request.url.scheme == "https",
+            secure=request.url.scheme == "https", max_age=int(self.access.lifetime),
         )  # fmt: skip
         return done
 
@@ -309,15 +367,14 @@ class Site:
         """End the session."""
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, (await _form(request)).get("form_token", "")):
-            return _said(403, "Refused", "Send the form again.")
+            return _said(403, "Refused", _LOG_IN)
         self.access.log_out(session)
         done = RedirectResponse("/", 303)
         done.delete_cookie(self.access.cookie, path="/", httponly=True, samesite="strict")
         return done
 
     def _visitor(self, request: Request) -> page.Visitor:
-        token = self.access.form_token(request.cookies.get(self.access.cookie, ""))
-        return page.Visitor(token, self.access.token is not None)
+        return page.Visitor(self.access.form_token(request.cookies.get(self.access.cookie, "")))
 
     def _named(self, request: Request) -> Watched | None:
         name = request.path_params.get("name")
@@ -337,12 +394,15 @@ def _filter(asked: Mapping[str, str]) -> RejectFilter:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; empty if it is too long."""
+    """The fields of a form; empty if it is too long, or the client has gone."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LONGEST_FORM:
-            return {}
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > _LONGEST_FORM:
+                return {}
+    except ClientDisconnect:
+        return {}
     found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[0] for name, values in found.items()}
 

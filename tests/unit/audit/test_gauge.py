@@ -37,12 +37,19 @@ def test_values() -> None:
 
 def test_it_is_served_over_http() -> None:
     gauges = Gauges("orders")
-    with gauges.server("127.0.0.1:0") as server:
+    with gauges.server("127.0.0.1:0", ["Ops.example"]) as server:
         gauges.audited(reports.clean())
         url = f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert samples(answer.read().decode()) == samples(gauges.text())
+        for host in (f"10.0.0.7:{server.port}", "localhost", "[::1]:1", "ops.example:9187"):
+            own = urllib.request.Request(url, headers={"Host": host})
+            assert urllib.request.urlopen(own, timeout=60).status == 200
+        for host in ("evil.example", "127.0.0.1.evil.example", "ops.example.org"):
+            foreign = urllib.request.Request(url, headers={"Host": host})
+            with pytest.raises(urllib.error.HTTPError, match="421"):
+                urllib.request.urlopen(foreign, timeout=60)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/other", timeout=60)
         with pytest.raises(WrongInput, match="can't listen"):

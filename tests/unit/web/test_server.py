@@ -23,6 +23,7 @@ from oncely.web.audits import newest, report_of
 from oncely.web.server import Site
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched
+from tests.sinktools import T0, T1, Place, Rec, chunk, commit_all, open_sink, sink_to
 from tests.unit.audit import reports
 from tests.webtools import PASSWORD, Topics, filled, pipeline_file, subject
 
@@ -50,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> TestClient:
-    return client_of(site)
+    return logged_in(site)[0]
 
 
 def client_of(site: Site, base: str = BASE) -> TestClient:
@@ -65,6 +66,7 @@ def logged_in(site: Site) -> tuple[TestClient, str]:
     cookie = done.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
+    assert {"path=/", "max-age=43200"} <= set(cookie.split("; "))
     found = re.search(r'name="form_token" value="([^"]+)"', client.get("/p/shop").text)
     assert found is not None
     return client, found[1]
@@ -134,7 +136,8 @@ def test_nothing_is_loaded_from_elsewhere_and_scripts_only_from_here(client: Tes
 
 def test_the_last_audit(site: Site) -> None:
     assert site.audits is not None
-    assert "Last audit" not in client_of(site).get("/p/shop").text
+    client = logged_in(site)[0]
+    assert "Last audit" not in client.get("/p/shop").text
     shop = replace(reports.damaged(), pipeline="shop")
     later = replace(shop, at=shop.at.replace(year=2027), found={"lost": 7})
     other = replace(later, pipeline="other", at=shop.at.replace(year=2028))
@@ -142,7 +145,7 @@ def test_the_last_audit(site: Site) -> None:
         (site.audits / f"{at}.json").write_text(json.dumps(one.as_json()))
     (site.audits / "torn.json").write_text('{"pipeline": "shop"')
     (site.audits / "list.json").write_text("[1]")
-    text = client_of(site).get("/p/shop").text
+    text = client.get("/p/shop").text
     assert "Damage was found: 7 lost. The audit was made at" in text
     assert "By partition" in text
     assert "2027-11-22" in text
@@ -179,7 +182,9 @@ def test_known_host_names() -> None:
     access = Access.of("127.0.0.1", 8484, None, ["Ops.example"])
     for host in ("127.0.0.1:8484", "localhost", "[::1]:8484", "ops.example:80", "OPS.EXAMPLE"):
         assert access.is_known_host(host), host
-    assert not Access.of("0.0.0.0", 8484, TOKEN).is_known_host("localhost")
+    everywhere = Access.of("0.0.0.0", 8484, TOKEN)
+    assert everywhere.is_known_host("10.0.0.7:8484")
+    assert not everywhere.is_known_host("ops.example")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +201,7 @@ def test_known_host_names() -> None:
 def test_a_request_of_another_site_changes_nothing(site: Site, headers: dict[str, str]) -> None:
     client, form_token = logged_in(site)
     for path in ("/p/shop/replay", "/p/shop/reset", "/p/shop/discard", "/login", "/logout"):
-        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest", "total": "3"}
+        form = {"form_token": form_token, "token": TOKEN, "verb": "to-earliest", "shown": "3"}
         assert client.post(path, data=form, headers=headers).status_code == 403
     assert site.changes.of("shop") is None
 
@@ -216,7 +221,7 @@ def test_changes_need_the_session_and_its_form(site: Site) -> None:
             assert one.post(path, data=form, headers=origin).status_code == 403
     assert client.get("/p/shop/replay").status_code == 405
     assert site.changes.of("shop") is None
-    assert 'method="post"' not in stranger.get("/p/shop").text
+    assert stranger.get("/p/shop").headers["location"] == "/login"
 
 
 def test_a_wrong_token_and_a_server_without_one(site: Site, tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_a_wrong_token_and_a_server_without_one(site: Site, tmp_path: Path) -> N
     without = Site([], Access.of("127.0.0.1", 8484, None))
     refused = client_of(without).post("/login", data={"token": ""}, headers={"origin": BASE})
     assert refused.status_code == 403
-    assert "Log in" not in client_of(without).get("/").text
+    assert client_of(without).get("/").status_code == 200
     with pytest.raises(ConfigError, match="can be guessed"):
         checked_token("short")
 
@@ -238,23 +243,61 @@ def test_a_session_ends(site: Site) -> None:
     assert client.post("/logout", data=form, headers=origin).status_code == 303
     assert client.post("/p/shop/replay", data=form, headers=origin).status_code == 403
 
+    brief = replace(site.access, lifetime=0.0)
+    assert brief.form_token(brief.log_in(TOKEN) or "") is None
 
-def test_other_machines_read_with_the_token_only(site: Site) -> None:
-    base = "http://10.0.0.7:8484"
-    private = replace(site, access=Access.of("10.0.0.7", 8484, TOKEN))
-    client = client_of(private, base)
-    for path in (
-        "/",
-        "/p/shop",
-        "/p/shop/events",
-        "/p/shop/reset?verb=to-latest",
-        "/p/shop/discard",
-    ):
+
+PATHS = "/", "/p/shop", "/p/shop/events", "/p/shop/reset?verb=to-latest", "/p/shop/discard"
+
+
+@pytest.mark.parametrize(
+    ("listen", "names", "base"),
+    [
+        ("10.0.0.7", [], "http://10.0.0.7:8484"),
+        ("127.0.0.1", ["ops.example"], "http://ops.example"),  # a proxy
+        ("127.0.0.1", [], BASE),
+    ],
+)
+def test_other_machines_read_with_the_token_only(
+    site: Site, listen: str, names: list[str], base: str
+) -> None:
+    """A token that was given is asked for everywhere: what listens on loopback may have a proxy."""
+    client = client_of(replace(site, access=Access.of(listen, 8484, TOKEN, names)), base)
+    for path in PATHS:
         answer = client.get(path)
         assert (answer.status_code, answer.headers["location"]) == (303, "/login")
     done = client.post("/login", data={"token": TOKEN}, headers={"origin": base})
     assert done.status_code == 303
     assert client.get("/p/shop").status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "Via"])
+def test_what_a_proxy_passes_on_is_not_read_without_a_token(site: Site, header: str) -> None:
+    client = client_of(replace(site, access=Access.of("127.0.0.1", 8484, None)))
+    assert client.get("/p/shop").status_code == 200
+    for path in PATHS:
+        answer = client.get(path, headers={header: "for=10.0.0.9"})
+        assert answer.status_code == 403
+        assert "A proxy has passed the request on" in answer.text
+        assert "dead letters" not in answer.text
+
+
+def test_a_dry_run_needs_a_session_and_a_page_of_this_server(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = site.watched[0].subject.pipeline
+    assert pipeline is not None
+    for verb in ("reset", "discard"):
+        monkeypatch.setattr(type(pipeline), verb, lambda *_, **__: pytest.fail("it was planned"))
+    reader = client_of(replace(site, access=Access.of("127.0.0.1", 8484, None)))
+    assert "Dry run" not in reader.get("/p/shop").text
+    client = logged_in(site)[0]
+    assert "Dry run" in client.get("/p/shop").text
+    foreign = [{"sec-fetch-site": one} for one in ("cross-site", "same-site")]
+    for path in PATHS[-2:]:
+        assert reader.get(path).status_code == 403
+        for headers in (*foreign, {"origin": "http://evil.example"}, {"origin": "null"}):
+            assert client.get(path, headers=headers).status_code == 403, headers
 
 
 # -- changes -------------------------------------------------------------------------------------
@@ -315,12 +358,13 @@ def test_a_discard_and_its_dry_run(own: Site) -> None:
     plan = client.get("/p/shop/discard", params=chosen).text
     assert "2 dead letters would be discarded" in plan
     assert "name: not a string" in plan
-    assert 'name="total" value="2"' in plan
+    assert "Discard 2 for good" in plan
+    dry_run = shown(plan)
     for none in ({"reason": "x" * 9}, {"partition": "t:1"}, {"since": "1h"}):
         assert "No dead letter is chosen" in client.get("/p/shop/discard", params=none).text
     assert len(pipeline.rejects().listed) == 3
 
-    assert discarded(own, client, {**chosen, "form_token": form_token, "total": "2"}) == (
+    assert discarded(own, client, {**chosen, "form_token": form_token, "shown": dry_run}) == (
         "discarded: 2 dead letters"
     )
     assert [one.offset for one in pipeline.rejects().listed] == [57]
@@ -330,6 +374,13 @@ def test_a_discard_and_its_dry_run(own: Site) -> None:
         (59, None, None),
     ]
     assert "discarded: 2 dead letters" in client.get("/p/shop").text
+
+
+def shown(plan: str) -> str:
+    """What identifies the dead letters of a dry run."""
+    found = re.search(r'name="shown" value="(\w+)"', plan)
+    assert found is not None
+    return found[1]
 
 
 def discarded(site: Site, client: TestClient, form: dict[str, str]) -> str:
@@ -345,17 +396,25 @@ def discarded(site: Site, client: TestClient, form: dict[str, str]) -> str:
 def test_only_a_discard_whose_dry_run_was_seen_is_executed(own: Site) -> None:
     client, form_token = logged_in(own)
     form, origin = {"form_token": form_token}, {"origin": BASE}
-    for wrong in ({}, {"total": ""}, {"total": "-1"}, {"total": "1", "before": "yesterday"}):
+    for wrong in ({}, {"shown": ""}, {"shown": "1", "before": "yesterday"}):
         answer = client.post("/p/shop/discard", data={**form, **wrong}, headers=origin)
         assert answer.status_code == 400, wrong
     assert client.get("/p/shop/discard?before=yesterday").status_code == 400
     assert "before: &#x27;yesterday&#x27; is no time" in (
         client.get("/p/shop/discard?before=yesterday").text
     )
-    assert "the dry run has shown 2: nothing was" in discarded(own, client, {**form, "total": "2"})
     pipeline = own.watched[0].subject.pipeline
     assert pipeline is not None
-    assert len(pipeline.rejects().listed) == 3
+    dry_run, only = shown(client.get("/p/shop/discard").text), {"reason": "script"}
+    one = shown(client.get("/p/shop/discard", params=only).text)
+    discarded(own, client, {**form, **only, "shown": one})
+    sink = sink_to(Place(f"sqlite:///{own.audits}/shop.db"), pipeline="shop")
+    fence = open_sink(sink, {T0: 0, T1: 0}).fence
+    commit_all(sink.bind(), chunk({T0: (100, [Rec(100, bad="as many as before")])}), fence)
+    for was in (dry_run, one):
+        told = discarded(own, client, {**form, "shown": was})
+        assert "are not those that the dry run has shown: they stay" in told
+    assert [one.offset for one in pipeline.rejects().listed] == [58, 59, 100]
 
 
 def test_a_change_that_is_impossible_has_no_button(own: Site, monkeypatch: Any) -> None:

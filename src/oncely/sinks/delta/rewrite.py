@@ -559,7 +559,10 @@ class DeltaReplay:
 
 
 def discard_letters(
-    sink: DeltaSink, which: Callable[[Reject], bool], execute: bool
+    sink: DeltaSink,
+    which: Callable[[Reject], bool],
+    execute: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> Counter[str]:
     """Discard pending dead letters: see
     :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
@@ -574,6 +577,7 @@ def discard_letters(
         if chosen and execute:
             [rejects[at]] = ledger.keep(state, left)
             replaced[rejects[at][0]] = path
+    check()
     if replaced:
         document = msgspec.structs.replace(state.document, rejects=rejects)
         ledger.commit(state, document, {"kind": "discard", "replaced": replaced})

@@ -492,7 +492,12 @@ _AT_ONCE = 500
 """Dead letters that are in memory, with their values."""
 
 
-def discard_letters(sink: SqlSink, which: Callable[[Reject], bool], execute: bool) -> Counter[str]:
+def discard_letters(
+    sink: SqlSink,
+    which: Callable[[Reject], bool],
+    execute: bool,
+    check: Callable[[], None] = lambda: None,
+) -> Counter[str]:
     """Discard pending dead letters: see
     :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
     letters, reasons = sink.ledger.dead_letters, Counter[str]()
@@ -505,6 +510,7 @@ def discard_letters(sink: SqlSink, which: Callable[[Reject], bool], execute: boo
             reasons.update(one.reason for one in chosen)
             if execute:
                 letters.change(ours, chosen)
+        check()
     return reasons
 
 
