@@ -338,6 +338,50 @@ def test_a_statement_that_is_left_unfinished_stops(rows: Place) -> None:
     assert positions(rows) == [(0, 0), (1, 0)]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_uses_the_transaction_no_longer_than_its_handler(
+    rows: Place, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """One that ends in time is fine; a later statement is refused, and one in hand stops."""
+    threads: list[threading.Thread] = []
+    require_usable, refused = postgres_lent._require_usable, []
+
+    def late(tx: postgres_lent.LentTransaction) -> None:
+        with pytest.raises(psycopg.InterfaceError, match="given back"):
+            tx.execute("SELECT 1")
+        refused.append(tx)
+        require_usable(tx)
+
+    def writes(tx: psycopg.Connection, begun: threading.Event) -> None:
+        begun.set()
+        with suppress(psycopg.Error):
+            tx.execute(f"INSERT INTO {rows.schema}.rows SELECT 9 FROM pg_sleep(2)")
+
+    def handler(batch: Batch, tx: psycopg.Connection) -> None:
+        begun = threading.Event()
+        threads.append(threading.Thread(target=inserting(rows), args=(batch, tx)))
+        threads.append(threading.Thread(target=writes, args=(tx, begun)))
+        threads[-2].start()
+        threads[-2].join()
+        if batch.records[0].offset:
+            threads[-1].start()
+            begun.wait()
+            time.sleep(0.2)
+            if fails:
+                raise ValueError
+
+    monkeypatch.setattr(postgres_lent, "_require_usable", late)
+    sink, fence = handled(rows, handler)
+    commit_all(sink, at_t0(0, numbered(0, 1)), fence)
+    assert len(refused) == 1
+    with pytest.raises(Stopped, match="a thread of it still uses its transaction"):
+        commit_all(sink, at_t0(1, numbered(1, 3)), fence)
+    threads[-1].join(20)
+    assert not threads[-1].is_alive()
+    assert ids(rows) == [0]
+    assert positions(rows) == [(0, 1), (1, 0)]
+
+
 # -- errors --------------------------------------------------------------------------------
 
 
@@ -456,7 +500,9 @@ def test_a_handler_that_would_end_the_process_fails_on_its_record(
         assert "(test_handlers.py:" in reason
 
 
-@pytest.mark.parametrize(("how", "code"), [(3, 3), (None, 0), ("no", 1), ("raises", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("how", "code"), [(3, 3), (None, 0), ("no", 1), ("raises", 1), ("", 0), ("writes", 1)]
+)
 def test_a_child_that_a_handler_forks_ends_where_the_handler_ends(
     rows: Place, how: object, code: int
 ) -> None:
@@ -472,6 +518,8 @@ def test_a_child_that_a_handler_forks_ends_where_the_handler_ends(
             signal.alarm(20)
             if how == "raises":
                 raise ValueError
+            if how == "writes":
+                inserting(rows)(batch, tx)
             if how != "":
                 sys.exit(how)  # type: ignore[arg-type]
             return

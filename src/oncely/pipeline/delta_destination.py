@@ -155,8 +155,6 @@ class DeltaDestination:
                 sink.check()
                 inspection.notes.append(PROBED)
                 inspection.notes += self._audit_notes(sink.form)
-        if self.given.url.startswith("file:") and not self.settings.spark.is_local:
-            inspection.notes.append(f"{self.given.url} must be one folder that all machines share")
         return SinkPlan(facts)
 
     def _audit_notes(self, form: DeltaFormat) -> Iterator[str]:

@@ -100,11 +100,6 @@ class FilesDestination(TopicDestination[FilesSink]):
         columns = parse_partition_by(self.given.partition_by)
         if self._inferred and any("." in one.column for one in columns):
             inspection.notes.append(_NESTED)
-        url = self.given.url
-        if url.startswith("file:") and not self.settings.spark.is_local:
-            inspection.notes.append(
-                f"{url} must be one folder that all machines of the cluster share"
-            )
         return found
 
     def facts(

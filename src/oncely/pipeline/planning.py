@@ -41,6 +41,46 @@ _IN_KAFKA = ("kafka", "files")
 """The kinds of sinks whose ledger is on the cluster of the source."""
 
 
+_EACH_MACHINE = (
+    "needs the same packages, in a Python at the same path (spark.pyspark.python), a way to the"
+    " brokers, and the files that [source.kafka] names"
+)
+_ONE_FOLDER = "not checked: sink.url must be one folder that all machines of the cluster share"
+
+
+def unchecked(pipeline: Pipeline, *, asked: bool) -> list[str]:
+    """The preconditions of a pipeline that ``plan`` has not checked.
+
+    Args:
+        pipeline: the pipeline.
+        asked: executors were asked.
+    """
+    settings, transform = pipeline.settings, pipeline.settings.transform
+    cluster = settings.runtime == "spark" and not settings.spark.is_local
+    folder = cluster and str(getattr(settings.sink, "url", "")).startswith("file:")
+    beside = pipeline.threads or pipeline.drops or (transform and transform.python)
+    by_kind = {
+        "files": (folder, _ONE_FOLDER),
+        "delta": (folder, _ONE_FOLDER),
+        "sql": (cluster, "not checked: variables and files from which libpq takes passwords and"
+                " certificates (PGPASSWORD, ~/.pgpass) must also be where the tasks run"),
+        "handlers": (pipeline.handlers is None or beside, "not checked: a handler with several"
+                     " threads, and what it uses besides its transaction, must be safe for threads;"
+                     " so must what it shares with drop and transform.python, which another thread"
+                     " calls meanwhile, for later records"),
+    }  # fmt: skip
+    every = (
+        (not asked and pipeline.spark_path is not None,
+         "without Spark the transform's columns are not known: table unchecked"),
+        (cluster and not asked,
+         f"without Spark the executors were not checked: each machine {_EACH_MACHINE}"),
+        (cluster and asked,
+         f"executors were checked; a machine that has none yet {_EACH_MACHINE}"),
+        by_kind.get(settings.sink.kind, (False, "")),
+    )  # fmt: skip
+    return [text for applies, text in every if applies]
+
+
 @dataclass(frozen=True)
 class SourceFacts:
     """The present state of the topics."""
@@ -129,6 +169,7 @@ class _Planner:
         sink = SinkPlan()
         if not self.unanswered:
             sink = self.pipeline.destination.plan(schema, self.inspection)
+        self.inspection.notes += unchecked(self.pipeline, asked=slots is not None)
         tried = self._tried() if self.sample and source is not None else None
         return Plan(
             name=self.settings.name,
@@ -281,10 +322,7 @@ class _Planner:
         if schema is not None and not self.unanswered:
             with self.inspection.about(self._sink_key):
                 schema = pipeline.destination.row_schema(schema)
-        if not self.use_spark:
-            self._say_what_spark_would_tell()
-            return schema
-        of_spark = self._ask_spark()
+        of_spark = self._ask_spark() if self.use_spark else None
         return schema if of_spark is None else of_spark
 
     def _tried(self) -> Trial | None:
@@ -297,16 +335,6 @@ class _Planner:
         with self.inspection.about("decode"):
             return trial(self.pipeline, self.sample)
         return None
-
-    def _say_what_spark_would_tell(self) -> None:
-        if self.pipeline.spark_path is not None:
-            self.inspection.notes.append(
-                "without Spark the transform's columns are not known: table unchecked"
-            )
-        if self.settings.runtime == "spark" and not self.settings.spark.is_local:
-            self.inspection.notes.append(
-                "without Spark the imports of the executors were not checked"
-            )
 
     def _ask_spark(self) -> pa.Schema | None:
         schema = None

@@ -8,8 +8,10 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
+from oncely.pipeline import Pipeline
 from oncely.pipeline.destination import Inspection
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
+from oncely.pipeline.planning import unchecked
 from oncely.pipeline.sql_destination import _slots
 
 
@@ -93,3 +95,46 @@ def test_findings_go_on_after_a_problem() -> None:
     first, second = inspection.problems
     assert (first.key, first.wrong_input) == ("source.brokers", False)
     assert (second.key, second.message, second.way_out) == ("decode.schema", "wrong", "correct it")
+
+
+CLUSTER = {"spark": {"master": "spark://m:7077"}}
+HANDLERS = {"sink": {"kind": "handlers", "url": "postgresql://u@h/d"}}
+DELTA = {"sink": {"kind": "delta", "url": "file:///shared"}}
+FILES = {"sink": {"kind": "files", "url": "file:///shared", "manifest_topic": "m"}}
+PYTHON = {"transform": {"python": "m:f"}}
+CALLED = {"handlers": {"t": print}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "functions", "asked", "named"),
+    [
+        ({}, {}, False, []),
+        ({"transform": {"spark": "m:f"}}, {}, False, ["table unchecked"]),
+        ({"transform": {"spark": "m:f"}}, {}, True, []),
+        (CLUSTER, {}, False, ["executors were not checked", "PGPASSWORD"]),
+        (CLUSTER, {}, True, ["none yet needs the same packages, in a Python at", "PGPASSWORD"]),
+        (CLUSTER | {"runtime": "processes"}, {}, False, []),
+        (CLUSTER | DELTA, {}, True, ["none yet", "one folder"]),
+        (CLUSTER | FILES, {}, True, ["none yet", "one folder"]),
+        (DELTA, {}, False, []),
+        (FILES, {}, False, []),
+        (PYTHON, {}, False, []),
+        (HANDLERS, {}, False, ["safe for threads"]),
+        (HANDLERS, CALLED, False, []),
+        (HANDLERS, CALLED | {"threads": {"t": 2}}, False, ["safe for threads"]),
+        (HANDLERS, CALLED | {"drops": {"t": print}}, False, ["safe for threads"]),
+        (HANDLERS | PYTHON, CALLED, False, ["safe for threads"]),
+    ],
+)
+def test_preconditions_that_nothing_checks_are_named_where_they_apply(
+    sections: dict[str, Any], functions: dict[str, Any], asked: bool, named: list[str]
+) -> None:
+    raw = {
+        "name": "p",
+        "source": {"brokers": "b:1", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "sink": {"kind": "sql", "url": "postgresql://u@h/d", "table": "t", "keep_source": False},
+        **sections,
+    }
+    found = unchecked(Pipeline(parse(raw), **functions), asked=asked)
+    assert [text in one for text, one in zip(named, found, strict=True)] == [True] * len(named)

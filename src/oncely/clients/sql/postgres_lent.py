@@ -7,6 +7,7 @@ and must not end it:
 - ``commit``, ``rollback``, ``close`` and ``autocommit`` of the object raise an error.
 - COMMIT as SQL is refused by the server: the transaction contains two equal rows of a temporary
   table with a deferred UNIQUE constraint, which are deleted at the end of the loan.
+- A child of a fork sends nothing, and no thread sends anything when the function has ended.
 - ROLLBACK as SQL is noticed: the object sends nothing outside of the transaction, also after
   ``ROLLBACK; BEGIN``. The server reports a setting that was changed for this transaction alone,
   and that has no effect in it (PostgreSQL 14 and later). If the function has changed that setting,
@@ -19,6 +20,7 @@ the same transaction may use their names.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -107,11 +109,14 @@ class LentTransaction(WatchedSession):
         self._owner, self._settings = owner, settings
         self._was_locked_out = self._has_ended = False
         self._returned = self.lost = False
+        self._process = os.getpid()
         self._unsupported = ""
         self._reports = self.pgconn.parameter_status(_REPORTED) == b"on"
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Wait for the server, within the transaction and the time limit."""
+        if os.getpid() != self._process:
+            raise psycopg.InterfaceError("the session belongs to the parent of this process")
         if self._returned:
             raise psycopg.InterfaceError("the transaction was given back when the function ended")
         self.refuse_late()
@@ -202,8 +207,15 @@ class LentTransaction(WatchedSession):
             self.failure = None
 
     def give_back(self) -> None:
-        """Nothing more is sent through this object."""
+        """Nothing more is sent through this object.
+
+        Raises:
+            LoanBroken: another thread is in a statement, or its answer.
+        """
         self._returned = True
+        if not self.lock.acquire(blocking=False):
+            raise LoanBroken("a thread of it still uses its transaction")
+        self.lock.release()
 
     def commit(self) -> None:
         """Refused."""
@@ -249,6 +261,7 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
         try:
             yield tx
         finally:
+            tx.give_back()
             tx.require_open()
             tx.refuse_unsupported()
         tx.refuse_late()
@@ -262,8 +275,6 @@ def lent(session: WatchedSession, seconds: float) -> Iterator[LentTransaction]:
         if tx.is_late and session.closed and not tx.lost:
             raise LoanBroken(f"it has blocked for longer than {seconds:g} s") from error
         raise
-    finally:
-        tx.give_back()
 
 
 def _last(cursor: psycopg.Cursor[Row]) -> psycopg.Cursor[Row]:
