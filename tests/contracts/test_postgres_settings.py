@@ -15,6 +15,9 @@ import pytest
 from oncely.clients.sql.connection import BadData, TableName
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.postgres_types import TEXT_SETTINGS
+from oncely.config import parse
+from oncely.pipeline import Pipeline
+from oncely.pipeline.sql_destination import look
 from tests.sinktools import (
     Place,
     at_t0,
@@ -187,7 +190,8 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
     sink, fence = ready(sink_to(on_postgres))
     trigger(on_postgres, "PERFORM pg_sleep(0.1); RETURN NEW;")
     limited = dialect_for(having(on_postgres.url, "statement_timeout", "1500"))
-    commit_all(replace(sink, dialect=limited), at_t0(0, numbered(0, 24)), fence)
+    bound = replace(sink, dialect=limited)
+    commit_all(bound, at_t0(0, numbered(0, 24)), fence)
     assert on_postgres.sql("SELECT count(*), count(DISTINCT id) FROM rows") == [(24, 24)]
     ranges = on_postgres.sql("SELECT range_start, range_end FROM oncely_ranges ORDER BY 1")
     assert len(ranges) > 1
@@ -196,3 +200,21 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
         one.getMessage() for one in caplog.records if "statement_timeout" in one.getMessage()
     ]
     assert "ALTER ROLE" in told
+    ((said, seconds),) = look(bound).time_limits.items()
+    assert (said.startswith("statement_timeout is 1.5 s: "), seconds) == (True, 1.5)
+    assert "ALTER ROLE" in said
+    assert look(sink).time_limits == {}
+
+
+def test_the_limit_of_statements_is_none_of_handlers(on_postgres: Place) -> None:
+    """They have `sink.time_limit`; the limit of a transaction is theirs, too."""
+    _, fence = ready(sink_to(on_postgres))
+    for name in ("statement_timeout", "transaction_timeout"):
+        url = having(on_postgres.url, name, "90000")
+        sink = {"kind": "handlers", "url": url, "ledger_schema": on_postgres.schema}
+        source = {"brokers": "b:1", "topics": ["t"]}
+        raw = {"name": fence.pipeline, "source": source, "decode": {"format": "raw"}, "sink": sink}
+        known = Pipeline(parse(raw)).destination.look()
+        assert known.epoch == fence.epoch
+        told = [*known.time_limits.values()]
+        assert told == ([90.0] if name == "transaction_timeout" else []), name

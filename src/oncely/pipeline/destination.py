@@ -122,6 +122,8 @@ class LedgerState:
         lost: the reason why this empty ledger is not that of a first start; empty if it may be.
         refused: the reason why the next start refuses the destination that is there now.
         notice: what is lost of the ledger, and how the next start goes on; empty if nothing is.
+        time_limits: settings by which the destination's server ends a long commit, and their
+            seconds.
     """
 
     epoch: int = 0
@@ -134,6 +136,7 @@ class LedgerState:
     lost: str = ""
     refused: str = ""
     notice: str = ""
+    time_limits: Mapping[str, float] = field(default_factory=dict)
 
     def refuse_another_source(self, now: SourceIdentity, pipeline: str) -> None:
         """Compare the ids of cluster and topics; before the first start there are none.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NoReturn
 
@@ -75,8 +75,10 @@ class HandlersDestination:
         )
 
     def look(self) -> LedgerState:
-        """Read the ledger."""
-        return look(self.bare_sink)
+        """Read the ledger; statements of handlers have ``sink.time_limit``."""
+        known = look(self.bare_sink)
+        whole = {a: b for a, b in known.time_limits.items() if a.startswith("transaction_timeout")}
+        return replace(known, time_limits=whole)
 
     def wrote(self) -> str:
         """Nothing: positions are never elsewhere."""

@@ -68,6 +68,7 @@ def look(sink: SqlSink) -> LedgerState:
             ledger.leader_epochs(connection),
             activity(connection, tables),
             refused=refusal(lambda: check_same_table(connection, ledger, registered)),
+            time_limits=sink.dialect.time_limits(connection),
         )
 
 

@@ -85,6 +85,7 @@ class Status:
         hidden: the reason for which records at the end of a partition cannot be read; or empty.
         members: the workers, and the runs that stand by or were elected, by group; None if the
             broker does not tell. A run that does not stand by is in no group.
+        limited: the time limits of commits for which records have waited for longer; or empty.
     """
 
     partitions: tuple[PartitionLag, ...]
@@ -95,6 +96,7 @@ class Status:
     waits: float = 0.0
     hidden: str = ""
     members: Mapping[str, Sequence[Member]] | None = None
+    limited: str = ""
 
     @property
     def lag(self) -> int:
@@ -161,7 +163,9 @@ def judge(status: Status, still: float | None = None) -> Judgement:
     waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
     gone = status.lag and status.members is not None and not any(status.members.values())
     nobody = "no worker is there, and no run that stands by" if gone else ""
-    parts = (said, reason or waits, nobody, letters if letters != reason else "")
+    told = letters if letters != reason else ""
+    parts = (said, reason or waits, nobody, told, status.limited)
+    reason = "; ".join(filter(None, (reason, status.limited)))
     return Judgement(kind, reason, "; ".join(filter(None, parts)))
 
 
@@ -219,6 +223,7 @@ def status(pipeline: Pipeline) -> Status:
         _waits(pipeline.settings.filter),
         _hidden(pipeline.source, lags, now_ms),
         _members(pipeline),
+        _limited(known.time_limits, lags),
     )
 
 
@@ -229,6 +234,12 @@ def _members(pipeline: Pipeline) -> Mapping[str, Sequence[Member]] | None:
         return {group: pipeline.source.members(group) for group in groups}
     except (Unavailable, WrongInput):
         return None
+
+
+def _limited(limits: Mapping[str, float], lags: Sequence[PartitionLag]) -> str:
+    """A commit that was ended by one of these limits has left records that are older than it."""
+    oldest = max((one.lag_seconds or 0.0 for one in lags), default=0.0)
+    return "; ".join(said for said, seconds in limits.items() if seconds < oldest)
 
 
 def _hidden(source: KafkaSource, lags: Sequence[PartitionLag], now_ms: int) -> str:

@@ -90,6 +90,7 @@ class StoredDestination:
             {tp.topic: one.topic_id for tp, one in stored.items()},
             known.rejects,
             lost="" if stored else self._lost(known),
+            time_limits=known.time_limits,
         )
 
     def _lost(self, known: LedgerState) -> str:

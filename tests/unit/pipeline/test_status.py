@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from oncely.core.ranges import TopicPartition
+from oncely.config import FilterSettings
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.ledgers.sql import activity
 from oncely.ledgers.sql.activity import Activity
 from oncely.pipeline import status
@@ -84,6 +85,19 @@ def test_records_that_wait_as_a_filter_says_are_no_stall() -> None:
     assert judged(behind, 3, idle, waits=600.0) == ("OK", said)
 
 
+@pytest.mark.parametrize(("oldest", "told"), [(1.0, ""), (2.0, "short"), (90.0, "short; long")])
+def test_limits_of_commits_are_named_where_records_have_waited_for_longer(
+    oldest: float, told: str
+) -> None:
+    lags = (lag(0, 0.0), lag(5, oldest), lag(3, None))
+    said = status._limited({"short": 1.5, "long": 30.0}, lags)
+    assert said == told
+    found = Status(lags, 0, 3, (), committed(1), limited=said).judgement
+    assert (found.reason, found.sentence.endswith(told)) == (told, True)
+    late = Status((lag(5, 900.0),), 0, 3, (), committed(1), limited=told).judgement
+    assert late.reason == "; ".join(filter(None, ("900 s behind", told)))
+
+
 def test_what_the_next_start_would_refuse_is_a_warning() -> None:
     status = Status((lag(0, 0.0),), 0, 3, ("topic t was recreated",), committed(1))
     said = "Before the next start: topic t was recreated"
@@ -141,3 +155,30 @@ def test_a_destination_that_the_next_start_refuses_is_a_warning() -> None:
     assert status._warnings(pipeline, known) == ("'out' was deleted",)
     found = Status((lag(0, 0.0),), 0, 3, status._warnings(pipeline, known))
     assert found.judgement[:2] == ("refused", "'out' was deleted")
+
+
+@pytest.mark.parametrize(
+    ("limits", "opened", "state", "said"),
+    [
+        ({"short": 1.5}, 0.0, "OK", "short"),
+        ({}, 90.0, "WARN", "records of t-0 from offset 15 on wait for a transaction"),
+        ({}, 60.0, "OK", ""),
+    ],
+)
+def test_what_makes_records_wait_is_told(
+    monkeypatch: pytest.MonkeyPatch, limits: Any, opened: float, state: str, said: str
+) -> None:
+    tp = TopicPartition("t", 0)
+    known = LedgerState(3, None, {tp: 10}, activity=committed(1), time_limits=limits)
+    source = SimpleNamespace(
+        brokers="b:1", identity=lambda: SourceIdentity("c", {}), members=lambda _: ["one"]
+    )
+    settings = SimpleNamespace(filter=FilterSettings(), worker_group="w", standby_group="s")
+    look = SimpleNamespace(look=lambda: known)
+    pipeline: Any = SimpleNamespace(source=source, settings=settings, destination=look)
+    monkeypatch.setattr(status, "measure_lag", lambda *_: [lag(5, 2.0)])
+    monkeypatch.setattr(status, "open_transactions", lambda *_: {tp: opened} if opened else {})
+    found = status.status(pipeline).judgement
+    assert (found.state, found.reason[: len(said)], bool(said)) == (
+        state, said, bool(found.reason),
+    )  # fmt: skip

@@ -458,6 +458,9 @@ class Dialect(Protocol):
         """The reason why rows would be lost, or not survive with the ledger's, and the way out;
         None: they survive."""
 
+    def time_limits(self, connection: Connection) -> dict[str, float]:
+        """Settings by which the server ends a long commit, with the way out, and their seconds."""
+
     def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
         """Whether the server hides rows from this user that the condition of a DELETE selects
         (asked for if ``deletes``), or refuses each new row."""

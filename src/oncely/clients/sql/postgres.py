@@ -43,7 +43,7 @@ from oncely.clients.sql.postgres_digest import (
     digest_kind,
     row_digest,
 )
-from oncely.clients.sql.postgres_errors import not_of_the_row, sort_error, sorted_errors
+from oncely.clients.sql.postgres_errors import SHRINKS, not_of_the_row, sort_error, sorted_errors
 from oncely.clients.sql.postgres_lent import LentTransaction, lent
 from oncely.clients.sql.postgres_message import UNCHANGED, Message, Sent
 from oncely.clients.sql.postgres_session import LOCK_SECONDS, WatchedSession
@@ -543,6 +543,14 @@ class Postgres:
             (names, applications, named, named, tables[0].name),
         )
         return len(ended)
+
+    def time_limits(self, connection: Connection) -> dict[str, float]:
+        """Timeouts of the role's sessions that end a commit."""
+        rows = connection.query(
+            "SELECT name, setting::float8 / 1000 FROM pg_settings WHERE setting <> '0'"
+            " AND name IN ('statement_timeout', 'transaction_timeout')"
+        )
+        return {f"{name} is {limit:g} s: {SHRINKS}": limit for name, limit in rows}
 
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty if there is no such table."""

@@ -26,6 +26,10 @@ _END_IT = "wait for the end of its transaction, or end it: SELECT pg_terminate_b
 
 _POLICY = "if row-level security refuses the rows, use a role with BYPASSRLS or change the policy"
 _LEDGER_HOLDS = "the pipeline continues from its ledger"
+SHRINKS = (
+    "commits that take longer become smaller until they pass; larger ones need a longer"
+    " statement_timeout or transaction_timeout of the role: ALTER ROLE ... SET statement_timeout"
+)
 _OF_THE_ROW = (BadData, "")
 _INTERNAL = "XX"
 _KEY_TAKEN = "23505"
@@ -36,11 +40,7 @@ _CONSEQUENCES: dict[tuple[type[OncelyError], str], str] = {
     _OF_THE_ROW: "42601 54000 54001",
     # 25006 and 25P02 follow from an earlier error of the session, 25P03 and 25P04 end it.
     (Unavailable, ""): "08 25006 25P02 25P03 53 57 58 72000",
-    (
-        TooLong,
-        "commits become smaller until they pass; larger ones need a longer statement_timeout or"
-        " transaction_timeout of the role: ALTER ROLE ... SET statement_timeout",
-    ): "57014 25P04",
+    (TooLong, SHRINKS): "57014 25P04",
     (Contention, ""): "40 55P03",
     (TableMismatch, "`oncely plan` prints the DDL"): "3F000 42703 42804 42P01",
     (Stopped, "correct the trigger or function that raised it"): "25 2D",

@@ -174,6 +174,10 @@ class Sqlite:
         until the busy timeout; then it fails, and nothing was taken over.
         """
 
+    def time_limits(self, connection: Connection) -> dict[str, float]:  # noqa: ARG002
+        """None: nothing ends a commit."""
+        return {}
+
     def columns(self, connection: Connection, table: TableName) -> list[Column]:
         """The table's columns in order; empty if there is no such table.
 
