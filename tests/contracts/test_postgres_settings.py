@@ -15,6 +15,7 @@ import pytest
 from oncely.clients.sql.connection import BadData, TableName
 from oncely.clients.sql.dialects import dialect_for
 from oncely.clients.sql.postgres_types import TEXT_SETTINGS
+from oncely.commit.backoff import Backoff
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from oncely.pipeline.sql_destination import look
@@ -120,14 +121,15 @@ def test_every_setting_of_a_role_is_classified(shared_database: str) -> None:
     """A setting that a later server adds is set by sessions, or added here with the reason."""
     connection = dialect_for(shared_database).connect("test")
     found = connection.query(
-        "SELECT lower(name), category FROM pg_settings WHERE context IN"
+        "SELECT lower(name), category, boot_val FROM pg_settings WHERE context IN"
         " ('user', 'superuser', 'backend', 'superuser-backend')"
     )
     connection.close()
-    assert {*TEXT_SETTINGS} <= {name for name, _ in found}
+    defaults = {name: default for name, _, default in found if name in TEXT_SETTINGS}
+    assert defaults | {"timezone": "UTC", "timezone_abbreviations": "Default"} == TEXT_SETTINGS
     assert [
         (name, category)
-        for name, category in found
+        for name, category, _ in found
         if name not in TEXT_SETTINGS
         and name not in NO_TEXT
         and not category.startswith(OF_NO_TEXT)
@@ -191,7 +193,8 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
     trigger(on_postgres, "PERFORM pg_sleep(0.1); RETURN NEW;")
     limited = dialect_for(having(on_postgres.url, "statement_timeout", "1500"))
     bound = replace(sink, dialect=limited)
-    commit_all(bound, at_t0(0, numbered(0, 24)), fence)
+    patience = Backoff(wait=lambda _: pytest.fail("it waits, and repeats the same commit"))
+    commit_all(bound, at_t0(0, numbered(0, 24)), fence, patience=patience)
     assert on_postgres.sql("SELECT count(*), count(DISTINCT id) FROM rows") == [(24, 24)]
     ranges = on_postgres.sql("SELECT range_start, range_end FROM oncely_ranges ORDER BY 1")
     assert len(ranges) > 1

@@ -3,6 +3,7 @@ that accepts texts, for domains over it and for arrays of both."""
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from oncely.clients.sql.connection import Column
 from oncely.clients.sql.postgres_digest import stored_texts
-from oncely.clients.sql.postgres_types import uncut
 from oncely.errors import TableMismatch
 from tests.conftest import examples
 from tests.sinktools import (
@@ -30,6 +30,9 @@ from tests.sinktools import (
 LIMITED = ["varchar(5)", "char(5)", "bit(4)", "bit varying(4)", "varchar(63)", "name", '"char"']
 ROUNDED = ["numeric(5,2)", "real", "double precision", "date", "money", "timestamp(0)", 
            "interval(1)", "interval day", "time(2)", "timetz(2)"]  # fmt: skip
+
+UNLIMITED = {"bit": '"bit"', "character": "bpchar", "name": "text", '"char"': "text"}
+"""Types that keep a text whole, by those that cut it off without a number."""
 
 NO_SHRINKING = [Phase.explicit, Phase.reuse, Phase.generate]
 """An example takes seconds."""
@@ -103,7 +106,7 @@ def test_a_text_is_stored_whole_or_its_record_is_a_dead_letter(
     refused = {offset for (offset,) in place.sql('SELECT "offset" FROM oncely_rejects')}
     stored = {}
     for name, column in columns.items():
-        plain = uncut(column.type).removesuffix("[]")
+        plain = UNLIMITED.get(base := re.sub(r"\(.*|\[\]$", "", column.type), base)
         value = f"({name})[1]" if in_arrays else name
         for row in place.sql(f"SELECT id, {value}::text FROM rows WHERE {name} IS NOT NULL"):
             stored[row[0]] = (column.type, row[1], plain)

@@ -163,8 +163,8 @@ def judge(status: Status, still: float | None = None) -> Judgement:
     waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
     gone = status.lag and status.members is not None and not any(status.members.values())
     nobody = "no worker is there, and no run that stands by" if gone else ""
-    others = letters if letters != reason else ""
-    parts = (said, reason or waits, nobody, others, status.limited)
+    told = letters if letters != reason else ""
+    parts = (said, reason or waits, nobody, told, status.limited)
     reason = "; ".join(filter(None, (reason, status.limited)))
     return Judgement(kind, reason, "; ".join(filter(None, parts)))
 

@@ -170,8 +170,10 @@ def test_what_makes_records_wait_is_told(
 ) -> None:
     tp = TopicPartition("t", 0)
     known = LedgerState(3, None, {tp: 10}, activity=committed(1), time_limits=limits)
-    source = SimpleNamespace(brokers="b:1", identity=lambda: SourceIdentity("c", {}))
-    settings = SimpleNamespace(filter=FilterSettings())
+    source = SimpleNamespace(
+        brokers="b:1", identity=lambda: SourceIdentity("c", {}), members=lambda _: ["one"]
+    )
+    settings = SimpleNamespace(filter=FilterSettings(), worker_group="w", standby_group="s")
     look = SimpleNamespace(look=lambda: known)
     pipeline: Any = SimpleNamespace(source=source, settings=settings, destination=look)
     monkeypatch.setattr(status, "measure_lag", lambda *_: [lag(5, 2.0)])
