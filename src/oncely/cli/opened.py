@@ -118,11 +118,9 @@ def _others_write(path: Path, *, shared: bool) -> bool:
     found = path.stat()
     if os.statvfs(path).f_flag & os.ST_RDONLY:  # as Kubernetes mounts a ConfigMap, with mode 0777
         return False
-    group = found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid)
-    writable = group or found.st_mode & stat.S_IWOTH
-    return found.st_uid not in (0, os.getuid()) or bool(
-        writable and not (shared and found.st_mode & stat.S_ISVTX)
-    )
+    others = stat.S_IWOTH | (0 if _is_private(found.st_gid) else stat.S_IWGRP)
+    sticky = shared and found.st_mode & stat.S_ISVTX
+    return found.st_uid not in (0, os.getuid()) or bool(found.st_mode & others and not sticky)
 
 
 def _is_private(number: int) -> bool:

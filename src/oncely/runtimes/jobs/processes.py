@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
@@ -68,27 +67,18 @@ def prepare() -> ForkServerContext:
         raise WrongInput("a process of a pipeline runs the pipeline again", way_out=_GUARD)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with _without_working_directory():
-        resource_tracker.ensure_running()  # its first start unblocks SIGTERM
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return context
-
-
-@contextmanager
-def _without_working_directory() -> Iterator[None]:
-    """Python begins its helpers by ``python -c``, which puts the working directory before its own
-    modules."""
-    is_set = _SAFE_PATH in os.environ
-    os.environ.setdefault(_SAFE_PATH, "1")
+    # Python begins these two by `python -c`, with the working directory before its own modules.
+    safe_path = os.environ.get(_SAFE_PATH, "")  # empty: as if it were not set
+    os.environ[_SAFE_PATH] = "1"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        yield
+        resource_tracker.ensure_running()  # its first start unblocks SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
+        forkserver.ensure_running()
     finally:
-        if not is_set:
-            del os.environ[_SAFE_PATH]
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.environ[_SAFE_PATH] = safe_path
+    return context
 
 
 class ProcessJobs:
