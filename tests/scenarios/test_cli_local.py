@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from oncely.errors import WrongInput
+from oncely.testing.servers import background
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, produce
 
@@ -28,8 +31,26 @@ def test_up_status_down(env: dict[str, str]) -> None:
     assert AdminClient({"bootstrap.servers": where["brokers"]}).list_topics(timeout=60).brokers
     with psycopg.connect(where["postgres"]) as database:
         assert database.execute("SELECT 1").fetchone() == (1,)
+    home = Path(env["ONCELY_LOCAL_DIR"])
+    database_directory = Path(
+        json.loads((home / "settings.json").read_text())["postgres_directory"]
+    )
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    for place in (home, database_directory):  # root's server has a user of its own
+        found = [place, *place.rglob("*")]
+        assert {"data", "password", "postgres.log"} <= {one.name for one in found} or place == home
+        assert not [one for one in found if one.lstat().st_mode & 0o066]
     assert "stopped" in oncely("local", "down", env=env).stdout
     assert "nothing was running" in oncely("local", "down", env=env).stdout
+
+
+def test_a_folder_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONCELY_LOCAL_DIR", str(tmp_path))
+    monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(WrongInput, match="belongs to another user"):
+        background.down()
 
 
 @pytest.mark.long

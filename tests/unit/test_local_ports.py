@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oncely.errors import WrongInput
 from oncely.testing.servers import ports as local_ports
 from oncely.testing.servers.ports import HOST, free_port, is_free
 
@@ -41,6 +43,27 @@ def test_ports_of_two_processes_differ_although_nobody_listens(
         other.stdin.write("\n")
     assert len(theirs) == 15
     assert not ours & theirs
+
+
+@pytest.mark.parametrize("what", ["link", "other"])
+def test_a_file_that_somebody_else_has_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The name can be guessed, and everybody may make files in the folder."""
+    name = tmp_path / f"oncely-ports-{os.getuid()}"
+    (tmp_path / "theirs").touch()
+    if what == "link":
+        name.symlink_to("theirs")
+    else:
+        monkeypatch.setattr("os.getuid", lambda: tmp_path.stat().st_uid + 1)
+        name.with_name(f"oncely-ports-{os.getuid()}").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    local_ports._reservations.cache_clear()
+    try:
+        with pytest.raises(WrongInput, match="is not a file of yours"):
+            free_port()
+    finally:
+        local_ports._reservations.cache_clear()
 
 
 def test_a_client_can_not_be_given_a_servers_port() -> None:

@@ -60,11 +60,9 @@ def serve(
     host, port = parse_address("--listen", address)
     token = _token(make_token)
     if token is None and (names or not is_loopback(host)):
-        given = f"--allow-host {names[0]}" if is_loopback(host) else f"--listen {address}"
         raise WrongInput(
-            f"{given}: other machines would read records without a token",
-            way_out=f"set {TOKEN}, or let --token make one; or listen at 127.0.0.1 without"
-            " --allow-host",
+            f"--listen {address}, --allow-host: other machines would read records without a token",
+            way_out=f"set {TOKEN}, or let --token make one; or use neither of these options",
         )
     if audits is not None and not audits.is_dir():
         raise WrongInput(f"--audits {audits}: there is no such folder")

@@ -279,7 +279,8 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
-Discard = Callable[[Callable[[Reject], bool], bool, Callable[[], None]], Mapping[str, int]]
+Which = Callable[[Reject], bool]
+Discard = Callable[[Which, bool, Callable[[], None]], Mapping[str, int]]
 """See :meth:`oncely.pipeline.destination.Destination.discarding`."""
 
 

@@ -1,10 +1,12 @@
-"""The model as HTML. Every text is escaped: records are written by others."""
+"""The model as HTML. Every text is escaped: records are written by others.
+
+``form_token`` is what the forms of a session contain; without one a page is read-only.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from html import escape
@@ -48,18 +50,7 @@ _EPOCHS = 100
 _text = partial(of_unknown, longest=4_000)
 
 
-@dataclass(frozen=True)
-class Visitor:
-    """Who looks at a page.
-
-    Attributes:
-        form_token: what forms contain; None: nobody is logged in, and the page is read-only.
-    """
-
-    form_token: str | None = None
-
-
-def pipelines(found: Sequence[tuple[Subject, Overview | None]], visitor: Visitor) -> str:
+def pipelines(found: Sequence[tuple[Subject, Overview | None]], form_token: str | None) -> str:
     """The page of all pipelines."""
     items = "".join(_item(subject, overview) for subject, overview in found)
     levels = Counter((one.verdict if one is not None else _READING).level for _, one in found)
@@ -67,7 +58,7 @@ def pipelines(found: Sequence[tuple[Subject, Overview | None]], visitor: Visitor
     named = [f"{levels[level]} {said}" for level, said in _HEADLINE.items() if levels[level]]
     told += f": {', '.join(named)}" if named else ", none of them with a problem"
     live = f'<p class="verdict">{told}</p><ul class="pipelines">{items}</ul>'
-    return _page("Pipelines", "<h1>Pipelines</h1>", live, "/events", visitor)
+    return _page("Pipelines", "<h1>Pipelines</h1>", live, "/events", form_token)
 
 
 def pipeline(
@@ -76,7 +67,7 @@ def pipeline(
     detail: Detail | None,
     audit: Report | None,
     job: Job | None,
-    visitor: Visitor,
+    form_token: str | None,
 ) -> str:
     """The page of one pipeline."""
     verdict = overview.verdict if overview is not None else _READING
@@ -87,24 +78,24 @@ def pipeline(
         _facts(overview, detail, audit),
         _positions(overview),
         _history(detail, overview),
-        _letters(detail, subject, visitor),
+        _letters(detail, subject, form_token),
         _files(detail),
         _audit(audit),
     ]
     head = f"<h1>{_text(subject.name)}</h1><p>{_text(subject.route)}</p>"
-    after = _reset_form(subject, visitor) + _guarantee(subject)
+    after = _reset_form(subject, form_token) + _guarantee(subject)
     events = f"/p/{quote(subject.name, safe='')}/events"
-    return _page(subject.name, head, "\n".join(filter(None, parts)), events, visitor, after)
+    return _page(subject.name, head, "\n".join(filter(None, parts)), events, form_token, after)
 
 
 def reset_plan(
-    subject: Subject, asked: Mapping[str, str], plan: Reset | Problem, visitor: Visitor
+    subject: Subject, asked: Mapping[str, str], plan: Reset | Problem, form_token: str | None
 ) -> str:
     """The dry run of a reset, with the form that executes it."""
     head = f"<h1>Reset of {_text(subject.name)}</h1>"
     back = f'<p><a href="{_path(subject)}">Back to the pipeline</a></p>'
     if isinstance(plan, Problem):
-        return _page("Reset", head, _problem(plan) + back, None, visitor)
+        return _page("Reset", head, _problem(plan) + back, None, form_token)
     rows = (
         (_text(tp), _n(plan.before.get(tp)), _n(at), escape(_effect(plan.before.get(tp), at)))
         for tp, at in sorted(plan.positions.items())
@@ -114,15 +105,15 @@ def reset_plan(
     again = f"<p>{escape(plan.warning)}</p>" if plan.warning else ""
     told = "<p>This is a dry run: nothing was written.</p>"
     form = (
-        f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(visitor)}'
+        f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(form_token)}'
         f"{_again(asked)}"
         '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
     )
-    return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, visitor)
+    return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, form_token)
 
 
 def discard_plan(
-    subject: Subject, asked: Mapping[str, str], plan: Discarded | Problem, visitor: Visitor
+    subject: Subject, asked: Mapping[str, str], plan: Discarded | Problem, form_token: str | None
 ) -> str:
     """The dry run of a discard, with the filter, and the form that executes it."""
     head = f"<h1>Discard of dead letters of {_text(subject.name)}</h1>"
@@ -138,19 +129,12 @@ def discard_plan(
             f"<p>This is a dry run: nothing was written. {plural(plan.total, 'dead letter')} would"
             " be discarded. Key, value and headers are removed for good: a discarded dead letter is"
             " not replayed any more. Its offset and a masked reason remain, so that audits account"
-            f" for the record.</p>{table}" + _execute_discard(subject, asked, plan, visitor)
+            f" for the record.</p>{table}"
+            f'<form class="ask" method="post" action="{_path(subject)}/discard">'
+            f"{_hidden(form_token)}{_again({**asked, 'shown': plan.shown})}<button id='discard'"
+            f" class='change-it'>Discard {plan.total:,} for good</button></form>"
         )
-    return _page("Discard", head, body + _choice(subject, asked) + back, None, visitor)
-
-
-def _execute_discard(
-    subject: Subject, asked: Mapping[str, str], plan: Discarded, visitor: Visitor
-) -> str:
-    return (
-        f'<form class="ask" method="post" action="{_path(subject)}/discard">{_hidden(visitor)}'
-        f"{_again({**asked, 'shown': plan.shown})}"
-        f'<button id="discard" class="change-it">Discard {plan.total:,} for good</button></form>'
-    )
+    return _page("Discard", head, body + _choice(subject, asked) + back, None, form_token)
 
 
 def _choice(subject: Subject, asked: Mapping[str, str]) -> str:
@@ -179,24 +163,24 @@ def login(wrong: bool) -> str:
         "<input name='token' type='password' autocomplete='current-password' required></label>"
         "<button>Log in</button></form>"
     )
-    return _page("Log in", "<h1>Log in</h1>", body, None, Visitor())
+    return _page("Log in", "<h1>Log in</h1>", body, None, None)
 
 
 def message(title: str, text: str) -> str:
     """A page with one sentence."""
-    return _page(title, f"<h1>{escape(title)}</h1>", f"<p>{escape(text)}</p>", None, Visitor())
+    return _page(title, f"<h1>{escape(title)}</h1>", f"<p>{escape(text)}</p>", None, None)
 
 
 # -- frame -----------------------------------------------------------------------------------------
 
 
 def _page(
-    title: str, head: str, live: str, events: str | None, visitor: Visitor, after: str = ""
+    title: str, head: str, live: str, events: str | None, form_token: str | None, after: str = ""
 ) -> str:
     log = ""
-    if visitor.form_token is not None:
+    if form_token is not None:
         log = (
-            f'<form method="post" action="/logout">{_hidden(visitor)}'
+            f'<form method="post" action="/logout">{_hidden(form_token)}'
             "<button>Log out</button></form>"
         )
     watched = "" if events is None else f' data-events="{escape(events)}"'
@@ -210,8 +194,8 @@ def _page(
     return document(f"{printable(title)} · Oncely", STYLE, body, script)
 
 
-def _hidden(visitor: Visitor) -> str:
-    return f'<input type="hidden" name="form_token" value="{escape(visitor.form_token or "")}">'
+def _hidden(form_token: str | None) -> str:
+    return f'<input type="hidden" name="form_token" value="{escape(form_token or "")}">'
 
 
 def _again(asked: Mapping[str, str]) -> str:
@@ -472,7 +456,7 @@ def _doings(one: Epoch) -> str:
 # -- dead letters ----------------------------------------------------------------------------------
 
 
-def _letters(detail: Detail | None, subject: Subject, visitor: Visitor) -> str:
+def _letters(detail: Detail | None, subject: Subject, form_token: str | None) -> str:
     if detail is None:
         return ""
     letters, title = detail.letters, "<h2>Dead letters</h2>"
@@ -484,7 +468,7 @@ def _letters(detail: Detail | None, subject: Subject, visitor: Visitor) -> str:
     if letters.read < letters.total:
         told += f"; the first {letters.read:,} are grouped here"
     groups = "".join(_reason(at, one) for at, one in enumerate(letters.reasons))
-    ways = _replay(letters, subject, visitor) + _discard(letters, subject, visitor)
+    ways = _replay(letters, subject, form_token) + _discard(letters, subject, form_token)
     return f"<section>{title}<p>{told}.</p>{groups}{ways}</section>"
 
 
@@ -512,24 +496,24 @@ def _letter(one: Letter) -> str:
     return f'<div class="letter"><p>{" · ".join(parts)}</p><dl>{shown}</dl></div>'
 
 
-def _replay(letters: Letters, subject: Subject, visitor: Visitor) -> str:
+def _replay(letters: Letters, subject: Subject, form_token: str | None) -> str:
     if letters.no_replay is not None:
         return _impossible("replayed", letters.no_replay)
     if subject.pipeline is not None and subject.pipeline.spark_path is not None:
         return "<p>A replay needs Spark: run <code>oncely rejects replay</code>.</p>"
-    if visitor.form_token is None:
+    if form_token is None:
         return _read_only("rejects replay", "decodes them again")
     return (
-        f'<form class="ask" method="post" action="{_path(subject)}/replay">{_hidden(visitor)}'
+        f'<form class="ask" method="post" action="{_path(subject)}/replay">{_hidden(form_token)}'
         f'<button id="replay" class="change-it">Replay {letters.total:,}, each exactly once'
         "</button></form>"
     )
 
 
-def _discard(letters: Letters, subject: Subject, visitor: Visitor) -> str:
+def _discard(letters: Letters, subject: Subject, form_token: str | None) -> str:
     if letters.no_discard is not None:
         return _impossible("discarded", letters.no_discard)
-    if visitor.form_token is None:
+    if form_token is None:
         return _read_only("rejects discard", "removes their content")
     return (
         f'<form class="ask" method="get" action="{_path(subject)}/discard">'
@@ -549,14 +533,14 @@ def _impossible(verb: str, why: Problem) -> str:
 # -- reset, files, audit, guarantee ----------------------------------------------------------------
 
 
-def _reset_form(subject: Subject, visitor: Visitor) -> str:
+def _reset_form(subject: Subject, form_token: str | None) -> str:
     if subject.pipeline is None:
         return ""
     options = "".join(
         f'<option value="{name}">{escape(meaning)}</option>' for name, meaning in VERBS.items()
     )
     title = "<section><h2>Reset of positions</h2>"
-    if visitor.form_token is None:
+    if form_token is None:
         return f"{title}{_read_only('offsets reset', 'moves them')}</section>"
     return (
         f"{title}<p>The dry run shows the new positions and writes nothing.</p>"

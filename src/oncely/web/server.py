@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -95,8 +96,8 @@ class Guard:
         if logged_in or request.url.path == "/login" or not access.is_private(headers):
             return None
         if access.token is None:
-            told = "A proxy has passed the request on. Only this machine reads without a token"
-            return _said(403, "Refused", f"{told}: --token makes one, {TOKEN} sets one.")
+            told = "A proxy has passed the request on: reading needs a token, by --token or"
+            return _said(403, "Refused", f"{told} {TOKEN}.")
         if request.method in ("GET", "HEAD"):
             return RedirectResponse("/login", 303)
         return _said(403, "Refused", _LOG_IN)
@@ -202,13 +203,11 @@ class Site:
             (one.subject, one.overview.get(max(0.0, until - time.monotonic())))
             for one in self.watched
         ]
-        return HTMLResponse(page.pipelines(found, self._visitor(request)))
+        return HTMLResponse(page.pipelines(found, self._form_token(request)))
 
     def pipeline(self, request: Request) -> Response:
         """One pipeline."""
         one = self._named(request)
-        if one is None:
-            return _said(404, "Not found", "There is no such pipeline.")
         one.overview.get()
         until = time.monotonic() + _WAIT
         detail = one.detail.get(_WAIT)
@@ -218,19 +217,15 @@ class Site:
             report = newest(self.audits, name)
         if report is not None and one.subject.pipeline is not None:
             report = redacted(report, one.subject.pipeline.secrets.redact)
-        job, visitor = self.changes.of(name), self._visitor(request)
-        text = page.pipeline(one.subject, overview, detail, report, job, visitor)
+        job, form_token = self.changes.of(name), self._form_token(request)
+        text = page.pipeline(one.subject, overview, detail, report, job, form_token)
         return HTMLResponse(text)
 
     async def events(self, request: Request) -> Response:
         """An event when something else was read."""
-        named = await run_in_threadpool(self._named, request)
-        chosen = [named] if named is not None else list(self.watched)
-        if named is None and "name" in request.path_params:
-            return _said(404, "Not found", "There is no such pipeline.")
-        return StreamingResponse(
-            self.changed(chosen, details=named is not None), media_type="text/event-stream"
-        )
+        details = "name" in request.path_params
+        lines = self.changed([self._named(request)] if details else self.watched, details=details)
+        return StreamingResponse(lines, media_type="text/event-stream")
 
     async def changed(self, chosen: Sequence[Watched], *, details: bool) -> AsyncIterator[str]:
         """The lines of the event stream."""
@@ -282,21 +277,20 @@ class Site:
         request: Request,
         fields: Sequence[str],
         planned: Callable[[Pipeline, Mapping[str, str]], T],
-        shown: Callable[[Subject, Mapping[str, str], T | Problem, page.Visitor], str],
+        shown: Callable[[Subject, Mapping[str, str], T | Problem, str | None], str],
     ) -> Response:
-        one, visitor = self._named(request), self._visitor(request)
-        if visitor.form_token is None or self.access.is_foreign(request.headers):
+        form_token = self._form_token(request)
+        if form_token is None or self.access.is_foreign(request.headers):
             return _said(403, "Refused", _LOG_IN)
-        if one is None or one.subject.pipeline is None:
-            return _said(404, "Not found", "There is no such pipeline.")
+        one, pipeline = self._opened(request)
         asked = {name: request.query_params.get(name, "") for name in fields}
         plan: T | Problem
         try:
-            plan = planned(one.subject.pipeline, asked)
+            plan = planned(pipeline, asked)
         except OncelyError as error:
             plan = Problem.of(error)
         status = 400 if isinstance(plan, Problem) else 200
-        return HTMLResponse(shown(one.subject, asked, plan, visitor), status)
+        return HTMLResponse(shown(one.subject, asked, plan, form_token), status)
 
     async def reset(self, request: Request) -> Response:
         """Execute a reset."""
@@ -332,14 +326,13 @@ class Site:
         self, request: Request, begin: Callable[[Watched, Pipeline, Mapping[str, str]], bool]
     ) -> Response:
         """Begin a change that a form of the session asks for."""
-        form, one = await _form(request), self._named(request)
+        form = await _form(request)
         session = request.cookies.get(self.access.cookie, "")
         if not self.access.accepts(session, form.get("form_token", "")):
             return _said(403, "Refused", _LOG_IN)
-        if one is None or one.subject.pipeline is None:
-            return _said(404, "Not found", "There is no such pipeline.")
+        one, pipeline = self._opened(request)
         try:
-            begun = begin(one, one.subject.pipeline, form)
+            begun = begin(one, pipeline, form)
         except OncelyError as error:
             return _said(400, "Refused", error.message)
         return _back(one.subject.name) if begun else _said(
@@ -373,12 +366,20 @@ class Site:
         done.delete_cookie(self.access.cookie, path="/", httponly=True, samesite="strict")
         return done
 
-    def _visitor(self, request: Request) -> page.Visitor:
-        return page.Visitor(self.access.form_token(request.cookies.get(self.access.cookie, "")))
+    def _form_token(self, request: Request) -> str | None:
+        return self.access.form_token(request.cookies.get(self.access.cookie, ""))
 
-    def _named(self, request: Request) -> Watched | None:
-        name = request.path_params.get("name")
-        return next((one for one in self.watched if one.subject.name == name), None)
+    def _named(self, request: Request) -> Watched:
+        for one in self.watched:
+            if one.subject.name == request.path_params["name"]:
+                return one
+        raise HTTPException(404)
+
+    def _opened(self, request: Request) -> tuple[Watched, Pipeline]:
+        one = self._named(request)
+        if one.subject.pipeline is None:
+            raise HTTPException(404)
+        return one, one.subject.pipeline
 
 
 def _topics(asked: Mapping[str, str]) -> list[str]:

@@ -10,7 +10,7 @@ from oncely.lake.manifest import Contents
 from oncely.lake.records import ManifestFile, Scope, ScopeSchema
 from oncely.pipeline.status import Judgement
 from oncely.web.model import Detail, Overview, Problem, files_of
-from oncely.web.page import Visitor, pipeline
+from oncely.web.page import pipeline
 
 
 def file(path: str, rows: int, scope: Scope, schema: str) -> ManifestFile:
@@ -62,7 +62,7 @@ def test_many_directories_and_scopes_are_counted() -> None:
 def test_their_part_of_the_page() -> None:
     subject = Subject("p", Path("p.toml"))
     reading, none = Overview(Judgement("current", "", "ok")), Problem("none")
-    text = pipeline(subject, reading, Detail(none, none, files_of(CONTENTS)), None, None, Visitor())
+    text = pipeline(subject, reading, Detail(none, none, files_of(CONTENTS)), None, None, None)
     assert "4 files, 23 rows, 2.2 KiB." in text
     assert "2 columns, 3 files with 2 versions of the schema" in text
     assert "<b>ann" not in text

@@ -56,7 +56,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree,
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.lake.conform import conform
 from oncely.ledgers.delta import Changes, State
-from oncely.sinks.base import Judged, Portion, Tried, stage_judged
+from oncely.sinks.base import Judged, Portion, Tried, Which, stage_judged
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.sinks.files.task import FilesTask
@@ -559,10 +559,7 @@ class DeltaReplay:
 
 
 def discard_letters(
-    sink: DeltaSink,
-    which: Callable[[Reject], bool],
-    execute: bool,
-    check: Callable[[], None] = lambda: None,
+    sink: DeltaSink, which: Which, execute: bool, check: Callable[[], None] = lambda: None
 ) -> Counter[str]:
     """Discard pending dead letters: see
     :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""

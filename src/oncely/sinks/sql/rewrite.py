@@ -55,7 +55,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.ledgers.sql.removed import Removed
 from oncely.ledgers.sql.statements import within
-from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
+from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
 from oncely.sinks.sql.prepare import Prepared, as_stored
 from oncely.sinks.sql.sink import Contents, Refused, SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
@@ -493,10 +493,7 @@ _AT_ONCE = 500
 
 
 def discard_letters(
-    sink: SqlSink,
-    which: Callable[[Reject], bool],
-    execute: bool,
-    check: Callable[[], None] = lambda: None,
+    sink: SqlSink, which: Which, execute: bool, check: Callable[[], None] = lambda: None
 ) -> Counter[str]:
     """Discard pending dead letters: see
     :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""

@@ -99,9 +99,19 @@ def home_directory() -> Path:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[Path]:
-    """Serialise ``up`` and ``down``. The lock is released if its holder is killed."""
+    """Serialise ``up`` and ``down``. The lock is released if its holder is killed.
+
+    Raises:
+        WrongInput: the directory belongs to another user.
+    """
     home = home_directory()
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise WrongInput(f"{home} belongs to another user", way_out="set ONCELY_LOCAL_DIR")
+    # PostgreSQL can't run as root: the user of its server passes into a directory of its own.
+    within = pginstall.server_user() is not None and (home / "postgres").exists()
+    home.chmod(0o711 if within else 0o700)
+    (home / "lock").touch(mode=0o600)
     with (home / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield home
@@ -142,6 +152,7 @@ def _is_keeper(process: psutil.Process, home: Path) -> bool:
 def _launch(home: Path) -> LocalServers:
     (home / "state.json").unlink(missing_ok=True)
     log = home / "keeper.log"
+    log.touch(mode=0o600)
     with log.open("wb") as out:
         keeper = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, str(home)],
@@ -150,6 +161,7 @@ def _launch(home: Path) -> LocalServers:
             stderr=out,
             cwd=home,
             start_new_session=True,
+            umask=0o077,  # Kafka's files and the logs, too
         )
     try:
         deadline = time.monotonic() + _START

@@ -8,7 +8,10 @@ import os
 import random
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from oncely.errors import WrongInput
 
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 15_000, 32_000
@@ -48,9 +51,17 @@ def _reserve(port: int) -> bool:
 
 @functools.cache
 def _reservations() -> int:
-    """The file stays open: closing it releases the locks, which a forked child does not own."""
+    """The file stays open: closing it releases the locks, which a forked child does not own.
+
+    Its name can be guessed, and every user of the machine can make a file or a link of that name.
+    """
     path = Path(tempfile.gettempdir()) / f"oncely-ports-{os.getuid()}"
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        if os.fstat(file).st_uid == os.getuid():
+            return file
+        os.close(file)
+    raise WrongInput(f"{path} is not a file of yours", way_out="delete it, or set TMPDIR")
 
 
 def is_free(port: int) -> bool:
