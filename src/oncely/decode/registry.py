@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from oncely.decode.avro_schema import Definition
+from oncely.decode.avro_schema import DEEPEST, Definition
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.secrets import Secrets
 
@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 _ANSWER_SECONDS = 10
 _RETRIES = 2  # of one request, by the client; then the batch fails and is repeated
 _NOT_FOUND = 404
+_MOST_REFERENCES = 1_000  # of a schema, also of its references: each costs a request
 _REFUSED = (401, 403)
 _SECRET = ("user.info", "password", "secret", "token")
 
@@ -108,17 +109,30 @@ class Registry:
         if kind != "AVRO":
             raise UnknownSchema(f"{what} is {kind}, not AVRO")
         texts: dict[tuple[str, int], str] = {}
-        self._collect(schema, texts)
+        self._collect(schema, texts, what, ())
         return Definition(schema.schema_str, tuple(texts.values()))
 
-    def _collect(self, schema: Schema, texts: dict[tuple[str, int], str]) -> None:
+    def _collect(
+        self,
+        schema: Schema,
+        texts: dict[tuple[str, int], str],
+        what: str,
+        inside: tuple[tuple[str, int], ...],
+    ) -> None:
         """Collect schemas depth first, so that each text follows the texts whose types it refers
         to."""
         for reference in schema.references or ():
             place = reference.subject, reference.version
+            if place in inside:
+                raise UnknownSchema(f"{what}: subject {place[0]} refers to itself")
             if place not in texts:
+                if len(inside) >= DEEPEST or len(texts) >= _MOST_REFERENCES:
+                    raise UnknownSchema(
+                        f"{what} has references more than {DEEPEST} deep,"
+                        f" or more than {_MOST_REFERENCES:,}"
+                    )
                 inner = self._referred(*place)
-                self._collect(inner, texts)
+                self._collect(inner, texts, what, (*inside, place))
                 texts[place] = inner.schema_str
 
     def _referred(self, subject: str, version: int) -> Schema:
@@ -159,6 +173,8 @@ class Registry:
             return question()
         except ConfigError:
             raise
+        except RecursionError:
+            raise UnknownSchema(f"{what} is nested too deeply") from None
         except SchemaRegistryError as error:
             if error.http_status_code == _NOT_FOUND:
                 raise UnknownSchema(f"the schema registry has no {what}") from None

@@ -186,8 +186,21 @@ def test_nesting_without_end_is_a_rejection(registry: FakeRegistry) -> None:
     decoder = reading(NEW, registry.url)
     head = b"\0" + deep.to_bytes(4, "big")
     good = head + b"\x02\x00\x02U\x00"
-    decoded = decode(decoder, good, head + b"\x02" * 100_000 + b"\x00\x02U\x00", good)
-    assert reasons(decoded) == ["the value is nested too deeply"]
+    nested: Any = "int"
+    for _ in range(520):
+        nested = {"type": "array", "items": nested}
+    levels = registry.add(NEW | {"fields": [*NEW["fields"], {"name": "n", "type": nested}]})
+    refers = [{"name": "a", "subject": subject, "version": 1} for subject in ("b", "a")]
+    for subject, reference in zip(("a", "b"), refers, strict=True):
+        cyclic = registry.add(NEW, subject, references=[reference])
+    values = [head + b"\x02" * 100_000 + b"\x00\x02U\x00", good]
+    values += [b"\0" + number.to_bytes(4, "big") + b"\x02U\x00" for number in (levels, cyclic)]
+    decoded = decode(decoder, good, *values)
+    assert reasons(decoded) == [
+        "the value is nested too deeply",
+        f"schema id {levels} can't be read as the columns' schema: its types are nested too deeply",
+        f"schema id {cyclic}: subject a refers to itself",
+    ]
     assert decoded.row_record.to_pylist() == [0, 2]
 
 
