@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +29,14 @@ _SECRET = ("user.info", "password", "secret", "token")
 # A cache for the tasks of a process, each of which has a new decoder: a registry never changes the
 # schema of an id.
 _known: dict[tuple[str, int], Definition] = {}
+
+# Records may contain ids that were never registered, a new one in each record: the reasons, and
+# until when the registry is not asked again. A pause after each answer bounds the requests a second
+# and not those of a batch, because the schema of an id that was not asked for may exist.
+_unknown: dict[tuple[str, int], tuple[str, float]] = {}
+_MOST_UNKNOWN = 10_000
+_UNKNOWN_SECONDS = 10
+_PAUSE_SECONDS = 0.01
 
 Newest = tuple[tuple[str, Definition], ...]
 """Subjects, and the newest schema of each."""
@@ -54,7 +63,7 @@ class Registry:
     key: str = "decode.schema_registry"
 
     def by_id(self, schema_id: int) -> Definition:
-        """The schema with the id in a record.
+        """The schema with the id in a record. That it is unknown is remembered for 10 seconds.
 
         Raises:
             UnknownSchema: it is missing in the registry, or no Avro schema.
@@ -63,10 +72,19 @@ class Registry:
         """
         place = str(self.settings["url"]), schema_id
         if place not in _known:
+            why, until = _unknown.get(place, ("", 0.0))
+            if monotonic() < until:
+                raise UnknownSchema(why)
             what = f"schema id {schema_id}"
-            _known[place] = self._definition(
-                self._ask(lambda: self._client.get_schema(schema_id), what), what
-            )
+            try:
+                found = self._ask(lambda: self._client.get_schema(schema_id), what)
+                _known[place] = self._definition(found, what)
+            except UnknownSchema as error:
+                if len(_unknown) >= _MOST_UNKNOWN:
+                    _unknown.clear()
+                _unknown[place] = str(error), monotonic() + _UNKNOWN_SECONDS
+                sleep(_PAUSE_SECONDS)
+                raise
         return _known[place]
 
     def latest(self, subject: str) -> Definition:
