@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Context, Decimal
+from functools import update_wrapper
 from typing import Any, cast
 
 from oncely.decode.avro_schema import UNITS, AvroSchema, Node, NoSchema
@@ -74,18 +75,11 @@ class _Counting(bytes):
 
     items = 0
 
-    def add(self, count: int) -> None:
+    def add(self, count: int) -> int:
         self.items += count
         if self.items > len(self) + _MOST_EMPTY:
             raise Corrupt(f"more than {len(self) + _MOST_EMPTY} items take no bytes")
-
-
-def _counting(read: Reader) -> Reader:
-    def read_counting(data: bytes, at: int) -> tuple[Any, int]:
-        return read(_Counting(data), at)
-
-    vars(read_counting).update(vars(read))
-    return read_counting
+        return count
 
 
 def _all(plans: Sequence[Any]) -> Sequence[Any] | None:
@@ -271,8 +265,7 @@ def _array(item: Reader) -> Reader:
                 size, at = _long(data, at)
                 count, end = -count, at + size
             if constant is not None:
-                cast("_Counting", data).add(count)
-                items += constant * count
+                items += constant * cast("_Counting", data).add(count)
                 count = 0
             if count > len(data) - at:
                 raise Corrupt(f"{count} items are claimed, {len(data) - at} bytes are left")
@@ -298,9 +291,8 @@ def _map(item: Reader) -> Reader:
 
 def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Reader:
     """Fields in the writer's order, each into its slot; other slots keep the template's value."""
-    constants = [(slot, value) for _, step, slot in steps for value in _constant_of(step) or ()]
-    for slot, value in constants:
-        template[slot] = value
+    for _, step, slot in steps:
+        template[slot : slot + 1 or None] = _constant_of(step) or [template[slot]]
     steps = [step for step in steps if _constant_of(step[1]) is None]
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
@@ -349,7 +341,9 @@ def compile_reader(writer: AvroSchema, reader: AvroSchema) -> Reader:
         read = compiler.read(writer.root, reader.root)
     except RecursionError:
         raise Incompatible("its types are nested too deeply") from None
-    return _counting(read) if compiler.counts else read
+    if not compiler.counts:
+        return read
+    return update_wrapper(lambda data, at: read(_Counting(data), at), read)
 
 
 class _Compiler:

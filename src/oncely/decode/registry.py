@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 _T = TypeVar("_T")
+_Place = tuple[str, int]
 _ANSWER_SECONDS = 10
 _RETRIES = 2  # of one request, by the client; then the batch fails and is repeated
 _NOT_FOUND = 404
@@ -126,31 +127,20 @@ class Registry:
         kind = schema.schema_type or "AVRO"
         if kind != "AVRO":
             raise UnknownSchema(f"{what} is {kind}, not AVRO")
-        texts: dict[tuple[str, int], str] = {}
-        self._collect(schema, texts, what, ())
+        texts: dict[_Place, str] = {}
+        self._collect(schema, texts, what)
         return Definition(schema.schema_str, tuple(texts.values()))
 
-    def _collect(
-        self,
-        schema: Schema,
-        texts: dict[tuple[str, int], str],
-        what: str,
-        inside: tuple[tuple[str, int], ...],
-    ) -> None:
+    def _collect(self, schema: Schema, texts: dict[_Place, str], what: str, *way: _Place) -> None:
         """Collect schemas depth first, so that each text follows the texts whose types it refers
-        to."""
+        to; ``way`` leads to the schema."""
         for reference in schema.references or ():
             place = reference.subject, reference.version
-            if place in inside:
-                raise UnknownSchema(f"{what}: subject {place[0]} refers to itself")
+            if place in way or len(way) == DEEPEST or len(texts) >= _MOST_REFERENCES:
+                raise UnknownSchema(f"{what} refers to itself or to too many schemas: {place[0]}")
             if place not in texts:
-                if len(inside) >= DEEPEST or len(texts) >= _MOST_REFERENCES:
-                    raise UnknownSchema(
-                        f"{what} has references more than {DEEPEST} deep,"
-                        f" or more than {_MOST_REFERENCES:,}"
-                    )
                 inner = self._referred(*place)
-                self._collect(inner, texts, what, (*inside, place))
+                self._collect(inner, texts, what, *way, place)
                 texts[place] = inner.schema_str
 
     def _referred(self, subject: str, version: int) -> Schema:

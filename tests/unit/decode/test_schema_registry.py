@@ -213,7 +213,7 @@ def test_nesting_without_end_is_a_rejection(registry: FakeRegistry) -> None:
     assert reasons(decoded) == [
         "the value is nested too deeply",
         f"schema id {levels} can't be read as the columns' schema: its types are nested too deeply",
-        f"schema id {cyclic}: subject a refers to itself",
+        f"schema id {cyclic} refers to itself or to too many schemas: a",
     ]
     assert decoded.row_record.to_pylist() == [0, 2]
 

@@ -26,13 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import (
-    ErrorState,
-    classify_error,
-    make,
-    unanswered,
-    unreadable,
-)
+from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered, unreadable
 from oncely.clients.kafka.inbox import PASSING, Polled, inbox_of
 from oncely.clients.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
