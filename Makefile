@@ -17,6 +17,8 @@ NATIVE_TESTS := tests/properties/test_native_decoders.py tests/properties/test_n
 LIBASAN = $(shell gcc -print-file-name=libasan.so)
 FUZZ = PYTHONPATH=. $(BIN)/python native/fuzz/corpus.py
 SECONDS ?= 1800
+# Seconds of one input, of which two suffice by far, and megabytes of the process and of one allocation.
+FUZZ_BOUNDS = -timeout=10 -report_slow_units=2 -rss_limit_mb=1024 -malloc_limit_mb=16
 PYTHON_LIBRARY = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("LIBDIR"))')
 RUST_HOST = $(shell rustc +nightly -vV | sed -n 's/host: //p')
 # Compiled modules are kept: a run starts hundreds of Python processes, some images say otherwise.
@@ -132,7 +134,7 @@ native-fuzz: $(READY) ## Fuzz the decoders of oncely-native for SECONDS each, an
 	@for target in json avro; do (cd native && ONCELY_GIVEN=../build/fuzz/$$target/given ASAN_OPTIONS=detect_leaks=0 \
 		LD_LIBRARY_PATH=$(PYTHON_LIBRARY) PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo +nightly fuzz run \
 		--target-dir ../build/fuzz/target $$target ../build/fuzz/$$target/inputs -- \
-		-max_total_time=$(SECONDS) -max_len=2048 -verbosity=0 -print_final_stats=1) || exit 1; done
+		-max_total_time=$(SECONDS) -max_len=2048 $(FUZZ_BOUNDS) -verbosity=0 -print_final_stats=1) || exit 1; done
 	@$(FUZZ) compare build/fuzz
 
 format: $(READY) ## Format the code, and record a smaller size of it

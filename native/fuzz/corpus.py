@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,15 +27,29 @@ from tests.registrytools import running
 
 SCHEMAS = [known.FLAT, known.corpus.SCHEMA]
 BATCH = 10_000
+EMPTY: dict[str, Any] = {"type": "array", "items": {"type": "fixed", "name": "Z", "size": 0}}
+BOUNDED: dict[str, Any] = {
+    "type": "record",
+    "name": "R",
+    "fields": [
+        {"name": "wanted", "type": EMPTY},
+        {"name": "gone", "type": {"type": "array", "items": {"type": "array", "items": "null"}}},
+    ],
+}
+"""A schema with items that take no bytes."""
 
 
 @contextmanager
 def avro_decoders() -> Iterator[list[tuple[AvroDecoder, bytes]]]:
-    """Decoders, and what precedes a datum: without a registry, and to columns of another schema."""
+    """Decoders, and what precedes a datum: of values without bytes, without a registry, and to
+    columns of another schema."""
     with running() as server:
         head = b"\0" + server.add(known.AVRO).to_bytes(4, "big")
         registry = Registry({"url": server.url})
+        empty = b"\0" + server.add(BOUNDED).to_bytes(4, "big")
+        wanted = Definition(json.dumps(BOUNDED | {"fields": BOUNDED["fields"][:1]}))
         yield [
+            (avro_decoder(wanted, registry=registry), empty),
             (avro_decoder(Definition(json.dumps(known.AVRO))), b""),
             (avro_decoder(Definition(json.dumps(known.PROMOTED)), registry=registry), head),
         ]

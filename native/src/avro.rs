@@ -6,8 +6,11 @@
 use crate::columns::{rows, Column, Kind, Rows, Values};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::sync::Arc;
 
-/// How a writer's value is read.
+/// How a writer's value is read. What several plans refer to in Python is one plan here, too: the
+/// types of a schema may refer to each other so that their tree is exponentially larger.
 pub enum Plan {
     Null,
     Boolean,
@@ -19,15 +22,15 @@ pub enum Plan {
     Bytes,
     Fixed(usize),
     /// A number times the unit, or divided by minus the unit.
-    Scaled(Box<Plan>, i64),
-    Decimal(Box<Plan>),
+    Scaled(Arc<Plan>, i64),
+    Decimal(Arc<Plan>),
     /// The reader's symbols by the writer's index.
     Enum(Vec<Option<String>>),
-    Union(Vec<Plan>),
-    Array(Box<Plan>),
-    Map(Box<Plan>),
+    Union(Vec<Arc<Plan>>),
+    Array(Arc<Plan>),
+    Map(Arc<Plan>),
     /// Fields in the writer's order, with the index of their column.
-    Record(Vec<(Plan, Option<usize>)>),
+    Record(Vec<(Arc<Plan>, Option<usize>)>),
     /// Defaults of fields that the writer has not.
     Whole(i64),
     Real(f64),
@@ -38,10 +41,28 @@ pub enum Plan {
 }
 
 impl Plan {
-    pub fn new(made: &Bound<'_, PyAny>) -> PyResult<Plan> {
+    pub fn new(made: &Bound<'_, PyAny>) -> PyResult<Arc<Plan>> {
+        Plan::shared(made, &mut HashMap::new())
+    }
+
+    /// The plan of an object, made once; `made` keeps the objects of all addresses in `known`.
+    fn shared(
+        made: &Bound<'_, PyAny>,
+        known: &mut HashMap<usize, Arc<Plan>>,
+    ) -> PyResult<Arc<Plan>> {
+        let address = made.as_ptr() as usize;
+        if let Some(plan) = known.get(&address) {
+            return Ok(plan.clone());
+        }
+        let plan = Arc::new(Plan::fresh(made, known)?);
+        known.insert(address, plan.clone());
+        Ok(plan)
+    }
+
+    fn fresh(made: &Bound<'_, PyAny>, known: &mut HashMap<usize, Arc<Plan>>) -> PyResult<Plan> {
         let kind: String = made.get_item(0)?.extract()?;
         let given = |index: usize| made.get_item(index);
-        let inner = || Ok::<_, PyErr>(Box::new(Plan::new(&given(1)?)?));
+        let mut inner = || Plan::shared(&given(1)?, known);
         Ok(match kind.as_str() {
             "null" => Plan::Null,
             "boolean" => Plan::Boolean,
@@ -57,14 +78,15 @@ impl Plan {
             "enum" => Plan::Enum(given(1)?.extract()?),
             "union" => {
                 let branches: Vec<Bound<'_, PyAny>> = given(1)?.extract()?;
-                Plan::Union(branches.iter().map(Plan::new).collect::<PyResult<_>>()?)
+                let branch = |branch| Plan::shared(branch, known);
+                Plan::Union(branches.iter().map(branch).collect::<PyResult<_>>()?)
             }
             "array" => Plan::Array(inner()?),
             "map" => Plan::Map(inner()?),
             "record" => {
                 let fields: Vec<(Bound<'_, PyAny>, i64)> = given(1)?.extract()?;
                 let field = |(step, slot): &(Bound<'_, PyAny>, i64)| {
-                    Ok((Plan::new(step)?, usize::try_from(*slot).ok()))
+                    Ok((Plan::shared(step, known)?, usize::try_from(*slot).ok()))
                 };
                 Plan::Record(fields.iter().map(field).collect::<PyResult<_>>()?)
             }
@@ -81,6 +103,8 @@ impl Plan {
 struct Datum<'a> {
     data: &'a [u8],
     at: usize,
+    /// The items of arrays that took no bytes.
+    empty: usize,
 }
 
 impl<'a> Datum<'a> {
@@ -221,7 +245,7 @@ impl<'a> Datum<'a> {
 
     fn record(
         &mut self,
-        fields: &[(Plan, Option<usize>)],
+        fields: &[(Arc<Plan>, Option<usize>)],
         mut column: Option<&mut Column>,
     ) -> Option<()> {
         for (step, slot) in fields {
@@ -265,11 +289,16 @@ impl<'a> Datum<'a> {
                 return None;
             }
             for _ in 0..count {
+                let before = self.at;
                 let mut children = column.as_mut().map(|column| column.children.iter_mut());
                 if let Some(key) = key {
                     self.read(key, children.as_mut().and_then(Iterator::next))?;
                 }
                 self.read(item, children.as_mut().and_then(Iterator::next))?;
+                self.empty += usize::from(self.at == before);
+                if self.empty > self.data.len() {
+                    return None;
+                }
             }
             if end.is_some_and(|end| usize::try_from(end) != Ok(self.at)) {
                 return None;
@@ -295,7 +324,11 @@ fn unscaled(bytes: &[u8]) -> Option<i128> {
 
 /// Add the row of a datum; after `None`, parts of it are in the column.
 pub fn datum(data: &[u8], plan: &Plan, root: &mut Column) -> Option<()> {
-    let mut datum = Datum { data, at: 0 };
+    let mut datum = Datum {
+        data,
+        at: 0,
+        empty: 0,
+    };
     datum.read(plan, Some(root))?;
     (datum.left() == 0).then_some(())
 }

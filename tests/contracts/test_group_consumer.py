@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from confluent_kafka import Producer
 
 from oncely.clients.kafka import group_consumer
 from oncely.clients.kafka.client import KafkaAdmin
@@ -18,8 +19,9 @@ from oncely.clients.kafka.group_consumer import (
     worker_id,
 )
 from oncely.clients.kafka.groups import members
+from oncely.clients.kafka.reader import Reader as RangeReader
 from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
-from oncely.core.ranges import TopicPartition
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
@@ -34,6 +36,7 @@ class Reader:
     """A member that reads each partition from its beginning, and counts what has arrived."""
 
     polled_bytes = 64 << 20
+    kafka: Mapping[str, object] = {}
 
     def __init__(
         self, broker: Broker, topic: str, protocol: Protocols, client: str | None = None
@@ -45,7 +48,9 @@ class Reader:
             f"{topic}-{protocol}", protocol, session_seconds=6.0, client=client,
             polled_bytes=self.polled_bytes,
         )  # fmt: skip
-        self.group = GroupConsumer(broker.bootstrap, {}, [topic], membership, self, EVERY_COLUMN)
+        self.group = GroupConsumer(
+            broker.bootstrap, self.kafka, [topic], membership, self, EVERY_COLUMN
+        )
 
     def assigned(self, partitions: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
         self.held |= partitions
@@ -199,3 +204,39 @@ def test_two_pipelines_in_one_group_are_refused(
             await_that(lambda: one.poll() and same.poll().held, "of the same pipeline")
         with pytest.raises(ConfigError, match=r"worker\.group: pipeline 'one' works in group"):
             Reader(broker, topic, protocol, worker_id("two", ""))
+
+
+@pytest.mark.parametrize("native", ["", "off"])
+@pytest.mark.parametrize("codec", ["zstd", "gzip", "lz4", "snappy"])
+def test_what_decompresses_beyond_the_bound_ends_both_readers_with_its_offset(
+    codec: str, native: str, broker: Broker, make_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka bounds zstd alone. What precedes the record is read, and ranges before it end."""
+    monkeypatch.setenv("ONCELY_NATIVE", native)
+    monkeypatch.setattr(Reader, "kafka", {"receive.message.max.bytes": 20_000_000})
+    topic = make_topic(config={"max.message.bytes": "10000000"})
+    limits = {"message.max.bytes": 90_000_000, "compression.type": codec}
+    producer = Producer({**broker.client_config(), **limits})
+    for value in (b"before", bytes(30_000_000), b"after"):
+        producer.produce(topic, value)
+        assert producer.flush(30) == 0
+    tp, told = TopicPartition(topic, 0), f"{topic}-0: the records from offset 1 on"
+    with closing(RangeReader(broker.bootstrap, Reader.kafka)) as ranges:
+        for start, end in ((0, 1), (2, 3)):
+            (piece,) = ranges.read({tp: OffsetRange(start, end)})
+            assert (piece.next, piece.records.num_rows) == (end, 1)
+        with closing(Reader(broker, topic, "cooperative")) as member:
+            if codec != "zstd":
+                await_that(lambda: member.poll().read.get(tp) == 3, 30)
+                assert [p.next for p in ranges.read({tp: OffsetRange(0, 3)})][-1] == 3
+                return
+            with pytest.raises(ConfigError, match=told) as caught:
+                await_that(lambda: member.poll().read.get(tp) == 2, 30)
+            assert member.read[tp] == 1
+        assert caught.value.key == "source.kafka.receive.message.max.bytes"
+        assert "20,000,000 bytes" in caught.value.message
+        assert f"--topic {topic}:0 --to-offset" in caught.value.way_out
+        read: list[int] = []
+        with pytest.raises(ConfigError, match=told):
+            read.extend(piece.next for piece in ranges.read({tp: OffsetRange(0, 3)}))
+        assert read == [1]

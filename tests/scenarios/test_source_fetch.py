@@ -94,6 +94,12 @@ def test_a_record_larger_than_what_is_fetched_at_once(
         assert source.fetch(tp, [1])[1].value == large
         assert source.fetch(tp, [2])[2].value == b"small"
         assert source.timestamps_at({tp: 1})[tp] == pytest.approx(time.time() * 1000, abs=60_000)
+        assert source.too_large() == []
+    with KafkaSource(
+        broker.bootstrap, [topic], kafka={"receive.message.max.bytes": "19000000"}
+    ) as source:
+        (told,) = source.too_large()
+        assert told.startswith(f"{topic} accepts batches of 20,000,000 bytes")
 
 
 def test_nothing_is_printed(

@@ -12,11 +12,11 @@ use avro::Plan;
 use columns::Column;
 use libfuzzer_sys::fuzz_target;
 use pyo3::prelude::*;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-static READERS: OnceLock<Mutex<Vec<(Column, Plan)>>> = OnceLock::new();
+static READERS: OnceLock<Mutex<Vec<(Column, Arc<Plan>)>>> = OnceLock::new();
 
-fn reader(pair: &Bound<'_, PyAny>) -> PyResult<(Column, Plan)> {
+fn reader(pair: &Bound<'_, PyAny>) -> PyResult<(Column, Arc<Plan>)> {
     Ok((Column::new(&pair.get_item(0)?)?, Plan::new(&pair.get_item(1)?)?))
 }
 

@@ -71,7 +71,7 @@ class AvroDecoder(BytesDecoder):
             SchemaChanged: the columns were derived from a schema that is no longer the newest.
         """
         decoded = super().decode(records)
-        # An unknown id may be registered before the next batch.
+        # An unknown id may be registered later; the registry is not asked in each batch.
         for schema_id in [i for i, found in self._readers.items() if isinstance(found, str)]:
             del self._readers[schema_id]
         return decoded

@@ -3,8 +3,11 @@
 Avro 1.11, "Data Serialization and Deserialization" and "Schema Resolution". Bytes that the
 specification forbids are refused, although common readers accept them: a negative index (which
 Python counts from the end), a boolean of 7, a number longer than its type, a wrong size of a block.
-A block cannot claim more items than bytes are left, so no record becomes larger in memory than its
-length allows.
+
+Values and work grow no faster than a record's bytes. A block cannot claim more items than bytes are
+left. A value of no bytes (null, a fixed of size 0, a record of such fields) is a constant: no field
+is read for it, and the arrays of a record have at most 1,024 such items, and one for each byte.
+The number of types is bounded by :data:`oncely.decode.avro_schema.MOST_TYPES`.
 
 A reader takes the bytes and a position, and returns a value and the next position. Values have the
 form that :class:`oncely.decode.columns.Columns` accepts: records are lists in the reader schema's
@@ -16,8 +19,10 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Context, Decimal
-from typing import Any
+from functools import update_wrapper
+from typing import Any, cast
 
 from oncely.decode.avro_schema import UNITS, AvroSchema, Node, NoSchema
 
@@ -26,6 +31,7 @@ Plan = tuple[Any, ...]
 """A reader for ``oncely-native``: its kind, and what it consists of."""
 BROKEN = (IndexError, struct.error, UnicodeDecodeError)
 """The exceptions of a reader for bytes that end too early or are not UTF-8, besides Corrupt."""
+_MOST_EMPTY = 1_024  # items that take no bytes, besides one for each byte of the record
 _EXACT = Context(prec=38)  # the maximum number of digits of a DECIMAL
 
 
@@ -52,6 +58,28 @@ def _planned(read: Reader, kind: str, *parts: Any) -> Reader:
     if None not in parts:
         vars(read)["plan"] = (kind, *parts)
     return read
+
+
+def _constant_of(read: Reader) -> list[Any] | None:
+    """The only value of a reader that takes no bytes, alone in a list; None for other readers."""
+    return vars(read).get("constant")
+
+
+def _with_constant(read: Reader, value: Any) -> Reader:
+    vars(read)["constant"] = [value]
+    return read
+
+
+class _Counting(bytes):
+    """A datum that counts items of no bytes."""
+
+    items = 0
+
+    def add(self, count: int) -> int:
+        self.items += count
+        if self.items > len(self) + _MOST_EMPTY:
+            raise Corrupt(f"more than {len(self) + _MOST_EMPTY} items take no bytes")
+        return count
 
 
 def _all(plans: Sequence[Any]) -> Sequence[Any] | None:
@@ -138,6 +166,7 @@ _PRIMITIVES: dict[str, Reader] = {
 }
 for _kind, _read in _PRIMITIVES.items():
     _planned(_read, _kind)
+_with_constant(_null, None)
 _PROMOTIONS: dict[tuple[str, str], Callable[[Any], Any] | None] = {
     ("int", "long"): None,
     ("int", "float"): float,
@@ -157,7 +186,8 @@ def _fixed(size: int) -> Reader:
             raise IndexError
         return data[at:end], end
 
-    return _planned(read, "fixed", size if 0 <= size < 1 << 31 else None)
+    _planned(read, "fixed", size if size < 1 << 31 else None)
+    return read if size else _with_constant(read, b"")
 
 
 def _mapped(read: Reader, change: Callable[[Any], Any] | None) -> Reader:
@@ -173,6 +203,9 @@ def _mapped(read: Reader, change: Callable[[Any], Any] | None) -> Reader:
         value, at = read(data, at)
         return change(value), at
 
+    constant = _constant_of(read)
+    if constant is not None:
+        _with_constant(read_and_change, change(*constant))
     return read_and_change if plan is None else _planned(read_and_change, *plan)
 
 
@@ -218,7 +251,8 @@ def _enum(name: str, symbols: Sequence[str], known: Mapping[str, str]) -> Reader
 
 
 def _array(item: Reader) -> Reader:
-    """Blocks of items."""
+    """Blocks of items. If these take no bytes, the datum is a :class:`_Counting`."""
+    constant = _constant_of(item)
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         items: list[Any] = []
@@ -230,6 +264,9 @@ def _array(item: Reader) -> Reader:
             if count < 0:  # the block's size in bytes follows
                 size, at = _long(data, at)
                 count, end = -count, at + size
+            if constant is not None:
+                items += constant * cast("_Counting", data).add(count)
+                count = 0
             if count > len(data) - at:
                 raise Corrupt(f"{count} items are claimed, {len(data) - at} bytes are left")
             for _ in range(count):
@@ -254,6 +291,9 @@ def _map(item: Reader) -> Reader:
 
 def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Reader:
     """Fields in the writer's order, each into its slot; other slots keep the template's value."""
+    for _, step, slot in steps:
+        template[slot : slot + 1 or None] = _constant_of(step) or [template[slot]]
+    steps = [step for step in steps if _constant_of(step[1]) is None]
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         values = template.copy()
@@ -269,7 +309,8 @@ def _record(steps: Sequence[tuple[str, Reader, int]], template: list[Any]) -> Re
     plans = [(plan_of(step), slot) for _, step, slot in steps]
     missing = {*range(len(template) - 1)} - {slot for _, slot in plans}
     plans += [(_constant(template[slot]), slot) for slot in sorted(missing)]
-    return _planned(read, "record", None if any(plan is None for plan, _ in plans) else plans)
+    _planned(read, "record", None if any(plan is None for plan, _ in plans) else plans)
+    return read if steps else _with_constant(read, template)
 
 
 def _constant(value: Any) -> Plan | None:
@@ -293,15 +334,24 @@ def compile_reader(writer: AvroSchema, reader: AvroSchema) -> Reader:
 
     Raises:
         Incompatible: no datum can be read.
+        NoSchema: a schema has too many types.
     """
-    return _Compiler(writer, reader).read(writer.root, reader.root)
+    compiler = _Compiler(writer, reader)
+    try:
+        read = compiler.read(writer.root, reader.root)
+    except RecursionError:
+        raise Incompatible("its types are nested too deeply") from None
+    if not compiler.counts:
+        return read
+    return update_wrapper(lambda data, at: read(_Counting(data), at), read)
 
 
 class _Compiler:
     """Walks both schemas; ``wanted`` and ``target`` None: read the value and drop it."""
 
     def __init__(self, writer: AvroSchema, reader: AvroSchema) -> None:
-        self.writer, self.reader = writer, reader
+        self.writer, self.reader = replace(writer), replace(reader)
+        self.counts = False  # items that take no bytes
         self.dropped: dict[str, list[Reader]] = {}
 
     def read(self, written: Any, wanted: Any | None) -> Reader:
@@ -332,7 +382,9 @@ class _Compiler:
         if node.kind == "enum":
             return self._enum(node, target or node)
         if node.kind == "array":
-            return _array(self.read(node.attributes["items"], _inside(target, "items")))
+            item = self.read(node.attributes["items"], _inside(target, "items"))
+            self.counts |= _constant_of(item) is not None
+            return _array(item)
         if node.kind == "map":
             return _map(self.read(node.attributes["values"], _inside(target, "values")))
         if node.kind == "fixed":
@@ -379,8 +431,8 @@ class _Compiler:
         def read(data: bytes, at: int) -> tuple[Any, int]:
             return made[0](data, at)
 
-        plan = plan_of(made[0]) if made else None
-        return read if plan is None else _planned(read, *plan)
+        vars(read).update(vars(made[0]) if made else {})
+        return read
 
     def _default(self, field: dict[str, Any]) -> Any:
         if "default" not in field:
@@ -397,7 +449,7 @@ def _inside(target: Node | None, name: str) -> Any | None:
 
 def _slots(node: Node, target: Node) -> dict[str, int]:
     """Index of the reader's field by the writer's field: by name, else by alias."""
-    written = [field["name"] for field in node.attributes["fields"]]
+    written = {field["name"] for field in node.attributes["fields"]}
     slots: dict[str, int] = {}
     for slot, field in enumerate(target.attributes["fields"]):
         names = [field["name"], *field.get("aliases", ())]

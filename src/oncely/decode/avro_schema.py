@@ -22,7 +22,9 @@ type, a record without fields and ``null`` alone have no column: a ConfigError.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 import fastavro.schema
@@ -61,6 +63,9 @@ _PLAIN: dict[str, pa.DataType] = {
 _MOST_DIGITS = 38
 DEEPEST = 32
 """Maximum nesting of types."""
+MOST_TYPES = 16_384
+"""Maximum number of types in a schema; a named type counts wherever it becomes a column."""
+_RESERVED = {*_PLAIN, "null", "record", "error", "array", "map"}
 
 
 class Definition(NamedTuple):
@@ -84,10 +89,12 @@ class NoSchema(Exception):
 
 @dataclass(frozen=True)
 class AvroSchema:
-    """A parsed schema: names are full, and looked up in ``names``."""
+    """A parsed schema: names are full, and looked up in ``names``. A walk through it is bounded by
+    MOST_TYPES; each begins with a copy."""
 
     root: Any
     names: dict[str, Any]
+    _visits: Iterator[int] = field(default_factory=count, init=False, repr=False, compare=False)
 
     @classmethod
     def parse(cls, definition: Definition) -> AvroSchema:
@@ -105,10 +112,22 @@ class AvroSchema:
                 raise NoSchema("it is nested too deeply") from None
             except Exception as error:  # the parser assumes valid input
                 raise NoSchema(f"{type(error).__name__}: {str(error)[:300]}") from None
+        for name, named in names.items():
+            if name in _RESERVED:
+                raise NoSchema(f"{name} can't be the name of a type")
+            size = named.get("size")
+            if named["type"] == "fixed" and (type(size) is not int or size < 0):
+                raise NoSchema(f"{name} has no valid size")
         return cls(root, names)
 
     def node(self, schema: Any) -> Node:
-        """One schema as a node: resolve its name, and unwrap ``{"type": {...}}``."""
+        """One schema as a node: resolve its name, and unwrap ``{"type": {...}}``.
+
+        Raises:
+            NoSchema: the walk has visited MOST_TYPES types.
+        """
+        if next(self._visits) >= MOST_TYPES:
+            raise NoSchema(f"it has more than {MOST_TYPES:,} types, some of them by reference")
         attributes: dict[str, Any] = {}
         while True:
             if isinstance(schema, list):
@@ -178,6 +197,7 @@ def to_arrow(schema: AvroSchema, *, key: str) -> pa.Schema:
     Raises:
         ConfigError: it is no record, or a type has no column; ``key`` names the setting.
     """
+    schema = replace(schema)
     try:
         top, nullable = schema.nullable(schema.root)
         if top.kind != "record":
@@ -207,10 +227,10 @@ def _type(schema: AvroSchema, node: Node, inside: tuple[str, ...]) -> pa.DataTyp
     if node.kind in _PLAIN:
         logical = _logical(node)
         return _PLAIN[node.kind] if logical is None else logical
-    if node.kind == "record":
-        return _struct(schema, node, inside)
     if len(inside) > DEEPEST:
         raise NoSchema(f"it is nested more than {DEEPEST} deep")
+    if node.kind == "record":
+        return _struct(schema, node, inside)
     if node.kind == "array":
         return pa.list_(_field(schema, "item", node.attributes["items"], (*inside, "")))
     if node.kind == "map":

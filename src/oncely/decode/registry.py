@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from oncely.decode.avro_schema import Definition
+from oncely.decode.avro_schema import DEEPEST, Definition
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.secrets import Secrets
 
@@ -18,15 +19,25 @@ if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 _T = TypeVar("_T")
+_Place = tuple[str, int]
 _ANSWER_SECONDS = 10
 _RETRIES = 2  # of one request, by the client; then the batch fails and is repeated
 _NOT_FOUND = 404
+_MOST_REFERENCES = 1_000  # of a schema, also of its references: each costs a request
 _REFUSED = (401, 403)
 _SECRET = ("user.info", "password", "secret", "token")
 
 # A cache for the tasks of a process, each of which has a new decoder: a registry never changes the
 # schema of an id.
 _known: dict[tuple[str, int], Definition] = {}
+
+# Records may contain ids that were never registered, a new one in each record: the reasons, and
+# until when the registry is not asked again. A pause after each answer bounds the requests a second
+# and not those of a batch, because the schema of an id that was not asked for may exist.
+_unknown: dict[tuple[str, int], tuple[str, float]] = {}
+_MOST_UNKNOWN = 10_000
+_UNKNOWN_SECONDS = 10
+_PAUSE_SECONDS = 0.01
 
 Newest = tuple[tuple[str, Definition], ...]
 """Subjects, and the newest schema of each."""
@@ -53,7 +64,7 @@ class Registry:
     key: str = "decode.schema_registry"
 
     def by_id(self, schema_id: int) -> Definition:
-        """The schema with the id in a record.
+        """The schema with the id in a record. That it is unknown is remembered for 10 seconds.
 
         Raises:
             UnknownSchema: it is missing in the registry, or no Avro schema.
@@ -62,10 +73,19 @@ class Registry:
         """
         place = str(self.settings["url"]), schema_id
         if place not in _known:
+            why, until = _unknown.get(place, ("", 0.0))
+            if monotonic() < until:
+                raise UnknownSchema(why)
             what = f"schema id {schema_id}"
-            _known[place] = self._definition(
-                self._ask(lambda: self._client.get_schema(schema_id), what), what
-            )
+            try:
+                found = self._ask(lambda: self._client.get_schema(schema_id), what)
+                _known[place] = self._definition(found, what)
+            except UnknownSchema as error:
+                if len(_unknown) >= _MOST_UNKNOWN:
+                    _unknown.clear()
+                _unknown[place] = str(error), monotonic() + _UNKNOWN_SECONDS
+                sleep(_PAUSE_SECONDS)
+                raise
         return _known[place]
 
     def latest(self, subject: str) -> Definition:
@@ -107,18 +127,20 @@ class Registry:
         kind = schema.schema_type or "AVRO"
         if kind != "AVRO":
             raise UnknownSchema(f"{what} is {kind}, not AVRO")
-        texts: dict[tuple[str, int], str] = {}
-        self._collect(schema, texts)
+        texts: dict[_Place, str] = {}
+        self._collect(schema, texts, what)
         return Definition(schema.schema_str, tuple(texts.values()))
 
-    def _collect(self, schema: Schema, texts: dict[tuple[str, int], str]) -> None:
+    def _collect(self, schema: Schema, texts: dict[_Place, str], what: str, *way: _Place) -> None:
         """Collect schemas depth first, so that each text follows the texts whose types it refers
-        to."""
+        to; ``way`` leads to the schema."""
         for reference in schema.references or ():
             place = reference.subject, reference.version
+            if place in way or len(way) == DEEPEST or len(texts) >= _MOST_REFERENCES:
+                raise UnknownSchema(f"{what} refers to itself or to too many schemas: {place[0]}")
             if place not in texts:
                 inner = self._referred(*place)
-                self._collect(inner, texts)
+                self._collect(inner, texts, what, *way, place)
                 texts[place] = inner.schema_str
 
     def _referred(self, subject: str, version: int) -> Schema:
@@ -159,6 +181,8 @@ class Registry:
             return question()
         except ConfigError:
             raise
+        except RecursionError:
+            raise UnknownSchema(f"{what} is nested too deeply") from None
         except SchemaRegistryError as error:
             if error.http_status_code == _NOT_FOUND:
                 raise UnknownSchema(f"the schema registry has no {what}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +236,8 @@ class _Planner:
                 identity.cluster_id, dict(identity.topic_ids), len(marks), offsets, begins
             )
             self._in_the_log(positions, marks)
+            with suppress(OncelyError):  # of a user who may not describe configurations
+                self.inspection.notes += pipeline.source.too_large()
         if self.known is not None and self.known.cluster_id is not None and facts is not None:
             with self.inspection.about("source.topics"):
                 same_topics(self.known.topic_ids, identity, self.settings.name)

@@ -17,11 +17,11 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka.client import KafkaAdmin
+from oncely.clients.kafka.client import KafkaAdmin, largest_fetch
 from oncely.clients.kafka.groups import Member, members
 from oncely.clients.kafka.reader import SILENCE, Reader
 from oncely.clients.kafka.records import KafkaRecord
-from oncely.clients.kafka.topics import compacted, listed_offsets, offsets
+from oncely.clients.kafka.topics import compacted, largest_batch, listed_offsets, offsets
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing, Unavailable, WrongInput
 from oncely.sources.start import Moment, Start
@@ -315,6 +315,17 @@ class KafkaSource:
     def compacted(self) -> list[str]:
         """The topics that are compacted. Raises the errors of :meth:`identity`."""
         return compacted(self._asking, self.topics)
+
+    def too_large(self) -> list[str]:
+        """The topics that accept larger batches than a response may be. Raises the errors of
+        :meth:`identity`."""
+        bound, sizes = largest_fetch(self.kafka), largest_batch(self._asking, self.topics)
+        return [
+            f"{topic} accepts batches of {size:,} bytes (max.message.bytes), and a response has"
+            f" {bound:,} at most: raise receive.message.max.bytes in [source.kafka]"
+            for topic, size in sizes.items()
+            if size > bound
+        ]
 
     def timestamps_at(
         self, positions: Mapping[TopicPartition, Position], *, timeout: float = SILENCE

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 import json
 import pickle
@@ -13,9 +14,12 @@ import pyarrow as pa
 import pytest
 
 from oncely.decode.avro import AvroDecoder, avro_decoder
-from oncely.decode.avro_read import Incompatible, compile_reader
+from oncely.decode.avro_read import Corrupt, Incompatible, compile_reader
 from oncely.decode.avro_schema import AvroSchema, Definition
+from oncely.decode.registry import Registry
 from oncely.errors import ConfigError
+from oncely.native import SWITCH
+from tests.registrytools import running
 
 FLIGHT = {
     "type": "record",
@@ -52,6 +56,14 @@ def encode(schema: Any, datum: Any) -> bytes:
 
 def table(*values: bytes | None) -> pa.Table:
     return pa.table({"value": pa.array(values, pa.binary())})
+
+
+def doubled(levels: int, leaf: Any) -> dict[str, Any]:
+    """Records of which each has two fields of the next type."""
+    made = record(("x", leaf), name=f"D{levels}")
+    for at in reversed(range(levels)):
+        made = record(("a", made), ("b", f"D{at + 1}"), name=f"D{at}")
+    return made
 
 
 def outcome(schema: Any, *values: bytes | None) -> list[Any]:
@@ -126,6 +138,13 @@ def test_every_type_has_a_column() -> None:
         (record(name="Empty"), "x: Empty has no fields"),
         (record(("next", ["null", "Node"]), name="Node"), "x: next: Node is recursive"),
         (
+            functools.reduce(
+                lambda inner, at: record(("y", inner), name=f"R{at}"), range(60), "int"
+            ),
+            "it is nested more than 32 deep",
+        ),
+        (doubled(30, "int"), "it has more than 16,384 types, some of them by reference"),
+        (
             {"type": "bytes"} | decimal_of(39, 0),
             "x: a decimal of 39 digits",
         ),
@@ -139,7 +158,13 @@ def test_a_type_without_a_column_is_a_configuration_error(kind: Any, problem: st
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "5", "null", "{}", '{"type": "record"}', '"unknown"', "[" * 100_000]
+    "text",
+    [
+        *("", "{", "5", "null", "{}", '{"type": "record"}', '"unknown"', "[" * 100_000),
+        '{"type": "record", "name": "record", "fields": []}',
+        '{"type": "fixed", "name": "F", "size": -1}',
+        '{"type": "fixed", "name": "F", "size": "2"}',
+    ],
 )
 def test_what_is_no_schema_is_a_configuration_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"decode\.schema"):
@@ -351,6 +376,39 @@ def test_what_holds_itself_can_be_skipped_and_not_too_deep() -> None:
     parsed = [AvroSchema.parse(Definition(json.dumps(schema))) for schema in (writer, reader)]
     with pytest.raises(RecursionError):  # which the decoder makes a rejection
         compile_reader(*parsed)(b"\x02" * 100_000 + b"\x00\x06", 0)
+
+
+@pytest.mark.parametrize("native", ["", "off"])
+@pytest.mark.parametrize("leaf", ["null", {"type": "array", "items": "null"}])
+def test_a_type_that_is_referred_to_twice_is_compiled_and_skipped_once(
+    leaf: Any, native: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 levels, so 2^40 values of the innermost type. Those that take no bytes are not read."""
+    monkeypatch.setenv(SWITCH, native)
+    writer = record(("n", "int"), ("gone", ["int", doubled(40, leaf)]))
+    with running() as server:
+        head = b"\0" + server.add(writer).to_bytes(4, "big")
+        made = decoder(record(("n", "int")), registry=Registry({"url": server.url}))
+        decoded = made.decode(table(head + b"\x06\x00\x00", head + b"\x06\x02"))
+    rows, refused = decoded.rows.to_pylist(), [r.reason for r in decoded.rejections]
+    assert rows == [{"n": 3}] * (1 if isinstance(leaf, dict) else 2)
+    assert len(refused) == 2 - len(rows)
+    assert all(reason.endswith(".x: it ends too early") for reason in refused)
+
+
+def test_items_without_bytes_are_bounded_by_the_bytes_of_the_record() -> None:
+    nothing = {"type": "fixed", "name": "Z", "size": 0}
+    for item in (nothing, record(("a", "null"), ("b", nothing), name="Free")):
+        writer = record(("n", "int"), ("x", {"type": "array", "items": item}))
+        reader = writer if item is nothing else record(("n", "int"))
+        parsed = [AvroSchema.parse(Definition(json.dumps(one))) for one in (writer, reader)]
+        read = compile_reader(*parsed)
+        many = b"\xfe\x0f"  # 1,023
+        value, end = read(b"\x06" + many + b"\x0c\x00", 0)  # and 6
+        assert (value[0], end) == (3, 5)
+        assert reader is not writer or value[1] == [b""] * 1029
+        with pytest.raises(Corrupt, match="more than 1030 items take no bytes"):
+            read(b"\x06" + many + b"\x0c\x08\x00", 0)
 
 
 def test_a_decoder_travels_by_pickle_also_after_use() -> None:

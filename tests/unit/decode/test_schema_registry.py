@@ -134,15 +134,29 @@ def test_a_schema_may_be_the_readers_own(registry: FakeRegistry) -> None:
     ]
 
 
-def test_an_unknown_id_is_a_rejection_and_asked_for_once_a_batch(registry: FakeRegistry) -> None:
+def test_an_unknown_id_is_a_rejection_and_asked_for_every_ten_seconds(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by other decoders of the process; a pause follows each such answer."""
+    now, pauses = [100.0], list[float]()
+    monkeypatch.setattr("oncely.decode.registry.monotonic", lambda: now[0])
+    monkeypatch.setattr("oncely.decode.registry.sleep", pauses.append)
     registry.add(NEW, "flights-value")
+    proto = registry.add({}, schemaType="PROTOBUF")
     decoder = latest(registry.url)
-    late = wire(307, NEW, {"carrier": "UA", "flight": 1})
+    late = [wire(at, NEW, {"carrier": "UA", "flight": 1}) for at in (607, proto, *range(900, 948))]
     registry.asked.clear()
-    assert reasons(decode(decoder, late, late)) == ["the schema registry has no schema id 307"] * 2
-    assert len(registry.asked) == 1
-    assert registry.add(NEW) == 307
-    assert decode(decoder, late).rows.num_rows == 1
+    for _ in range(2):
+        found = reasons(decode(pickle.loads(pickle.dumps(decoder)), *late, *late))
+        assert found == reasons(decode(decoder, *late)) * 2
+        assert found[0] == "the schema registry has no schema id 607"
+        assert len(registry.asked) == len(pauses) == 50
+        now[0] += 4.9
+    assert registry.add(NEW) == 607
+    assert decode(decoder, late[0]).rows.num_rows == 0
+    now[0] += 0.3
+    assert decode(decoder, late[0]).rows.num_rows == 1
+    assert sum(pauses) == pytest.approx(0.5)
 
 
 def test_what_is_no_avro_or_does_not_fit_is_a_rejection(registry: FakeRegistry) -> None:
@@ -186,8 +200,21 @@ def test_nesting_without_end_is_a_rejection(registry: FakeRegistry) -> None:
     decoder = reading(NEW, registry.url)
     head = b"\0" + deep.to_bytes(4, "big")
     good = head + b"\x02\x00\x02U\x00"
-    decoded = decode(decoder, good, head + b"\x02" * 100_000 + b"\x00\x02U\x00", good)
-    assert reasons(decoded) == ["the value is nested too deeply"]
+    nested: Any = "int"
+    for _ in range(520):
+        nested = {"type": "array", "items": nested}
+    levels = registry.add(NEW | {"fields": [*NEW["fields"], {"name": "n", "type": nested}]})
+    refers = [{"name": "a", "subject": subject, "version": 1} for subject in ("b", "a")]
+    for subject, reference in zip(("a", "b"), refers, strict=True):
+        cyclic = registry.add(NEW, subject, references=[reference])
+    values = [head + b"\x02" * 100_000 + b"\x00\x02U\x00", good]
+    values += [b"\0" + number.to_bytes(4, "big") + b"\x02U\x00" for number in (levels, cyclic)]
+    decoded = decode(decoder, good, *values)
+    assert reasons(decoded) == [
+        "the value is nested too deeply",
+        f"schema id {levels} can't be read as the columns' schema: its types are nested too deeply",
+        f"schema id {cyclic} refers to itself or to too many schemas: a",
+    ]
     assert decoded.row_record.to_pylist() == [0, 2]
 
 

@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 
 from oncely.clients.kafka import properties
 from oncely.clients.peers import protocol_at
+from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable, WrongInput
 from oncely.secrets import Secrets
 
@@ -405,6 +406,25 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
             text, way_out="another attempt gets the same answer: change what it names"
         )
     return Unavailable(text)
+
+
+def largest_fetch(kafka: Mapping[str, object]) -> int:
+    """The size in bytes of a response, and of a decompressed batch of zstd, that librdkafka
+    accepts."""
+    return int(str(kafka.get("receive.message.max.bytes", 100_000_000)))
+
+
+def unreadable(tp: TopicPartition, offset: int, kafka: Mapping[str, object]) -> ConfigError:
+    """librdkafka can't decompress the batch that begins at an offset; it repeats the attempt for
+    ever."""
+    return ConfigError(
+        "source.kafka.receive.message.max.bytes",
+        f"{tp}: the records from offset {offset} on can't be decompressed: they are broken, or"
+        f" larger than {largest_fetch(kafka):,} bytes",
+        way_out="set it to the size of these records, 2147483647 at most, for which memory must"
+        f" suffice; or pass over them: oncely offsets reset FILE --topic {tp.topic}:{tp.partition}"
+        " --to-offset N",
+    )
 
 
 def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make
+from oncely.clients.kafka.client import ErrorState, KafkaAdmin, classify_error, make, unreadable
 from oncely.clients.kafka.groups import members
 from oncely.clients.kafka.inbox import MESSAGE, NOT_THERE, Polled, inbox_of
 from oncely.clients.kafka.records import RecordColumns
@@ -159,6 +159,7 @@ class GroupConsumer:
         needs: frozenset[str] = frozenset(),
     ) -> None:
         self._brokers, self._membership, self._rebalances = brokers, membership, rebalances
+        self._kafka = kafka
         self._topics, self._needs = frozenset(topics), needs
         self._error_state = ErrorState(brokers)
         self._admin = KafkaAdmin(brokers, kafka, timeout=10.0)
@@ -202,9 +203,7 @@ class GroupConsumer:
             raise self._meaning(failure.args[0]) from failure
         finally:
             self._polling = False
-        self._raise()
-        for error in polled.errors:
-            raise self._meaning(error)
+        self._raise(polled)
         self._metadata = self._consumer.consumer_group_metadata()
         # They may be of an earlier assignment: they are fetched, and the end is told, once more.
         for tp in self._begun.keys() & (polled.messages.keys() | polled.ends.keys()):
@@ -399,12 +398,17 @@ class GroupConsumer:
 
     # -- errors ----------------------------------------------------------------------------
 
-    def _raise(self) -> None:
+    def _raise(self, polled: Polled) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         if self._error_state.final is not None:
             raise self._error_state.final
+        for error in polled.errors:
+            raise self._meaning(error)
+        for tp, offset in polled.unreadable.items():  # which librdkafka repeats
+            if tp not in polled.messages:
+                raise unreadable(tp, offset, self._kafka)
 
     def _meaning(self, error: KafkaError) -> OncelyError:
         """An error of the group by its consequence."""

@@ -69,6 +69,8 @@ class Polled:
         messages: per partition, ascending; columns of a :class:`ColumnInbox`.
         ends: partitions that were read up to their last stable offset, and that offset.
         failed: partitions whose position can't be read any more, and the reason.
+        unreadable: partitions with a batch that can't be decompressed, and its first offset; told
+            after the messages before it, and again at each attempt of librdkafka.
         errors: other errors that do not pass.
         more: there were more messages than one call takes.
     """
@@ -76,6 +78,7 @@ class Polled:
     messages: dict[TopicPartition, Records] = field(default_factory=dict)
     ends: dict[TopicPartition, Position] = field(default_factory=dict)
     failed: dict[TopicPartition, KafkaError] = field(default_factory=dict)
+    unreadable: dict[TopicPartition, Position] = field(default_factory=dict)
     errors: list[KafkaError] = field(default_factory=list)
     more: bool = False
 
@@ -170,6 +173,8 @@ class Inbox:
     ) -> None:
         if tp is not None and error.code() == KafkaError._PARTITION_EOF:
             polled.ends[tp] = offset
+        elif tp is not None and error.code() == KafkaError._BAD_COMPRESSION:
+            polled.unreadable[tp] = offset
         elif tp is not None and error.code() in self._failing:
             polled.failed[tp] = error
         elif error.code() in self._failing or error.retriable() or error.code() in PASSING:

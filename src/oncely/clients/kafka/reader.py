@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered
+from oncely.clients.kafka.client import ErrorState, classify_error, make, unanswered, unreadable
 from oncely.clients.kafka.inbox import PASSING, Polled, inbox_of
 from oncely.clients.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
@@ -355,6 +355,11 @@ class Reader:
         polled.messages = {tp: own for tp, own in found.items() if own}
         polled.ends = {tp: end for tp, end in polled.ends.items() if tp in at}
         polled.failed = {tp: error for tp, error in polled.failed.items() if tp in at}
+        for tp, offset in polled.unreadable.items():
+            if tp in at and tp not in polled.messages and at[tp] >= offset:
+                raise unreadable(tp, offset, self._kafka)
+            if tp in at:  # librdkafka repeats the error; all below the offset was read
+                polled.ends.setdefault(tp, offset)
         for tp, own in polled.messages.items():
             at[tp] = own[-1].offset() + 1
         for tp, end in polled.ends.items():
