@@ -136,9 +136,10 @@ def test_polars_reads_the_documented_way(
 def test_spark_reads_the_documented_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
 ) -> None:
-    """A column that only newer files have, and values that are no names of directories."""
+    """A column that only newer files have, and not the first one, and values that are no names of
+    directories."""
     made = lake_in_memory(tmp_path / "lake of 'events'", format="parquet")
-    made.batch_of(events("a/b %", 0, 2), form="parquet")
+    made.batch_of(events("\na/b %", 0, 2), form="parquet")
     made.batch_of(events("資" * 100, 2, 2), form="parquet")
     wider = pa.schema([*COLUMNS, ("note", pa.string())])
     users = enumerate(("1", *USERS))
