@@ -89,7 +89,7 @@ def importable(pipeline: Pipeline, file: Path) -> None:
         WrongInput: other users may write to the folder.
     """
     transform = pipeline.settings.transform
-    if transform is not None and transform.kind != "sql":
+    if transform is not None and transform.sql is None:
         _add(file.resolve().parent)
 
 
