@@ -77,6 +77,13 @@ def test_a_transform_that_prints_leaves_json_alone(world: World) -> None:
     assert oncely_json("plan", world.file(transform=transform), alone=True)["can_run"]
 
 
+def test_batches_beyond_the_bound_of_a_response_are_told(world: World) -> None:
+    kafka = {"fetch.max.bytes": 1_000_000, "receive.message.max.bytes": 1_000_512}
+    notes = oncely_json("plan", world.file(source={"kafka": kafka}))["notes"]
+    assert any(f"{world.topic} accepts batches of 1,048,588 bytes" in one for one in notes)
+    assert not any("accepts batches" in one for one in oncely_json("plan", world.file())["notes"])
+
+
 def test_the_screen_says_what_matters(world: World) -> None:
     said = oncely("plan", world.file()).stdout
     for one in ("exactly once, by partition commit", "it can run", "CREATE TABLE IF NOT EXISTS",
