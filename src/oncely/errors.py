@@ -96,6 +96,25 @@ class TopicMissing(ConfigError):
     """A topic of ``source.topics`` does not exist, or the user may not Describe it."""
 
 
+class UnreadableBatch(ConfigError):
+    """The records of a partition from an offset on can't be decompressed.
+
+    Attributes:
+        topic, partition, offset: the first of these records.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, bound: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        super().__init__(
+            "source.kafka.receive.message.max.bytes",
+            f"{topic}-{partition}: the records from offset {offset} on can't be decompressed: they"
+            f" are broken, or larger than {bound:,} bytes",
+            way_out="set it to the size of these records, 2147483647 at most, for which memory must"
+            f" suffice; or pass over them: oncely offsets reset FILE --topic {topic}:{partition}"
+            " --to-offset N",
+        )
+
+
 class TableMismatch(WrongInput):
     """The sink's table is missing or its columns do not accept the pipeline's rows."""
 

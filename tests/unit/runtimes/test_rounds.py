@@ -14,7 +14,7 @@ from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.claim import Counts, Fence, Opened
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
-from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
+from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, UnreadableBatch
 from oncely.runtimes import goal
 from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun, RunSettings
@@ -166,6 +166,29 @@ def test_until_latest_ends_at_the_ends_of_the_start() -> None:
     assert ranges[0].start == 0
     assert ranges[-1].end == 1_150
     assert all(a.end == b.start for a, b in pairwise(ranges))
+
+
+@pytest.mark.parametrize("until_latest", [True, False])
+@pytest.mark.parametrize("commits_before", [False, True], ids=["whole", "by chunk"])
+@pytest.mark.parametrize("offset", [0, 70])
+def test_what_precedes_records_that_cannot_be_decompressed_is_committed(
+    offset: int, commits_before: bool, until_latest: bool
+) -> None:
+    """Also by a sink that has committed it before the batch failed."""
+
+    @dataclass
+    class Undecodable(Batches):
+        def run(self, number: int, ranges: dict[TopicPartition, OffsetRange]) -> list[Outcome]:
+            if ranges[T0].end > offset:
+                if commits_before and offset:
+                    self.done.append({T0: OffsetRange(0, offset)})
+                raise UnreadableBatch("t", 0, offset, 1)
+            return super().run(number, ranges)
+
+    batches = Undecodable()
+    with pytest.raises(UnreadableBatch, match=f"the records from offset {offset} on"):
+        made(Source({T0: 100}), batches, stop=HurriedStop()).run(until_latest=until_latest)
+    assert batches.done == ([{T0: OffsetRange(0, offset)}] if offset else [])
 
 
 def test_a_retry_has_the_same_goal() -> None:

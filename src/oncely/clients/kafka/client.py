@@ -23,7 +23,14 @@ from confluent_kafka.admin import AdminClient
 from oncely.clients.kafka import properties
 from oncely.clients.peers import protocol_at
 from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable, WrongInput
+from oncely.errors import (
+    ConfigError,
+    InvariantViolation,
+    OncelyError,
+    Unavailable,
+    UnreadableBatch,
+    WrongInput,
+)
 from oncely.secrets import Secrets
 
 K = TypeVar("K", bound=Hashable)
@@ -414,17 +421,10 @@ def largest_fetch(kafka: Mapping[str, object]) -> int:
     return int(str(kafka.get("receive.message.max.bytes", 100_000_000)))
 
 
-def unreadable(tp: TopicPartition, offset: int, kafka: Mapping[str, object]) -> ConfigError:
+def unreadable(tp: TopicPartition, offset: int, kafka: Mapping[str, object]) -> UnreadableBatch:
     """librdkafka can't decompress the batch that begins at an offset; it repeats the attempt for
     ever."""
-    return ConfigError(
-        "source.kafka.receive.message.max.bytes",
-        f"{tp}: the records from offset {offset} on can't be decompressed: they are broken, or"
-        f" larger than {largest_fetch(kafka):,} bytes",
-        way_out="set it to the size of these records, 2147483647 at most, for which memory must"
-        f" suffice; or pass over them: oncely offsets reset FILE --topic {tp.topic}:{tp.partition}"
-        " --to-offset N",
-    )
+    return UnreadableBatch(tp.topic, tp.partition, offset, largest_fetch(kafka))
 
 
 def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
-from oncely.errors import OncelyError, Unavailable
+from oncely.errors import OncelyError, Unavailable, UnreadableBatch
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
 from oncely.runtimes.goal import Goal
@@ -99,6 +99,7 @@ class BatchRun:
         self._told_draining = False
         self._look_at = 0.0
         self._shorter_since: float | None = None
+        self._unreadable: dict[TopicPartition, UnreadableBatch] = {}
         of = self.settings
         self._retries = Retries(self.listener, limit=of.retries)
         self._takeovers = Takeovers(
@@ -122,9 +123,21 @@ class BatchRun:
                 done = self._follow(positions, until_latest=until_latest)
                 self.batches.finish()
                 return done
+            except UnreadableBatch as error:
+                self._end_before(error)
             except OncelyError as error:
                 self.stop.wait(self._retries.pause(error))
         return False
+
+    def _end_before(self, error: UnreadableBatch) -> None:
+        """Let the next batch end before these records; the run ends behind it.
+
+        Records before them that stayed uncommitted would be passed over with them by a reset.
+        """
+        tp = TopicPartition(error.topic, error.partition)
+        if tp in self._unreadable or error.offset <= self._positions.get(tp, 0):
+            raise error
+        self._unreadable[tp] = error
 
     # -- beginning -------------------------------------------------------------------------
 
@@ -158,10 +171,12 @@ class BatchRun:
             if ranges:
                 self._committed(number, ranges, outcomes, began, seconds)
                 number, pause = number + 1, _SHORTEST_PAUSE
-            elif until_latest and self._reached():
+            elif until_latest and not self._unreadable and self._reached():
                 return True
             else:
                 pause = min(2 * pause, _LONGEST_PAUSE)
+            for error in self._unreadable.values():  # all that precedes it is committed
+                raise error
             next_at = began + (0.0 if until_latest else self.settings.trigger_seconds)
             self._pause(max(0.0 if ranges else pause, next_at - time.monotonic()))
         self._tell_draining()
@@ -207,6 +222,8 @@ class BatchRun:
         ends = look.ends
         if self._goal is not None:
             ends = {tp: min(end, self._goal.ends.get(tp, 0)) for tp, end in ends.items()}
+        before = {tp: error.offset for tp, error in self._unreadable.items()}
+        ends = {tp: min(end, before.get(tp, end)) for tp, end in ends.items()}
         self._refuse_cut(look.ends)
         self._same_log.check(lambda: self._positions, look.leader_epochs)
         return plan_ranges(self._positions, ends, self.settings.max_records_per_batch)
