@@ -242,9 +242,10 @@ def test_the_systemd_unit() -> None:
     service = unit["Service"]
     assert service["KillMode"] == "mixed"  # SIGTERM to Oncely alone; SIGKILL to all that is left
     assert service["RestartPreventExitStatus"].split() == ["2", "3"]
-    program, *words = service["ExecStart"].split()
-    assert program.endswith("/oncely")
-    assert accepted(words)
+    program, *words, options = service["ExecStart"].split()
+    assert (program.endswith("/oncely"), options) == (True, "$ONCELY_OPTIONS")
+    (given,) = re.findall(r"ONCELY_OPTIONS=(.+)", (PACKAGING / "oncely@.service").read_text())
+    assert accepted([*words, *given.split()])
 
 
 @pytest.mark.parametrize("name", ["worker.yaml", "worker-static.yaml", "spark-job.yaml"])

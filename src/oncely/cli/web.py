@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import screen
 from oncely.cli.opened import importable, refuse_stdin
-from oncely.clients.http_server import parse_address
+from oncely.clients.http_server import cannot_listen, parse_address
 from oncely.errors import OncelyError, WrongInput
 from oncely.extras import require
 from oncely.pipeline import Pipeline
@@ -51,7 +51,8 @@ def serve(
 
     Raises:
         ConfigError: the extra is not installed, or the token can be guessed.
-        WrongInput: an address that can't be listened at, or that others reach without a token.
+        WrongInput: an address that is none of this machine, or that others reach without a token.
+        Unavailable: it is taken.
     """
     require("web", "web", "the site")
     from oncely.web.server import Site, server_of
@@ -108,9 +109,7 @@ def _listening(address: str, host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise WrongInput(
-            f"--listen {address}: can't listen: {error.strerror}", way_out="use another port"
-        ) from None
+        raise cannot_listen("--listen", address, error) from None
 
 
 def _announce(host: str, port: int, token: str | None, *, made: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
 import sys
@@ -10,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from errno import EADDRINUSE
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from oncely.errors import WrongInput
+from oncely.errors import OncelyError, Unavailable, WrongInput
 
 MOST, LONGEST = 100, 10.0
 """Connections of a server, and seconds in which a request must have come."""
@@ -47,6 +49,13 @@ def parse_address(option: str, address: str) -> tuple[str, int]:
     return match[1].strip("[]") or "127.0.0.1", int(match[2])
 
 
+def cannot_listen(option: str, address: str, error: OSError) -> OncelyError:
+    """A port that is taken may be free when a supervisor starts the process again."""
+    kind = Unavailable if error.errno == EADDRINUSE else WrongInput
+    said = os.strerror(error.errno or 0)
+    return kind(f"{option} {address}: can't listen: {said}", way_out="use another port")
+
+
 def is_own_host(header: str, names: Collection[str]) -> bool:
     """True if a ``Host`` header contains an IP address, ``localhost``, or one of the names.
 
@@ -71,7 +80,8 @@ class Server:
             the name of the machine and that of the address.
 
     Raises:
-        WrongInput: the address is malformed, or can't be listened at.
+        WrongInput: the address is malformed, or none of this machine.
+        Unavailable: it is taken.
     """
 
     def __init__(
@@ -83,9 +93,7 @@ class Server:
         try:
             self._server = kind((host, port), _handler(pages, known))
         except OSError as error:
-            raise WrongInput(
-                f"{option} {address}: can't listen: {error.strerror}", way_out="use another port"
-            ) from None
+            raise cannot_listen(option, address, error) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True,
             name="http",

@@ -52,7 +52,7 @@ def test_it_is_served_over_http() -> None:
                 urllib.request.urlopen(foreign, timeout=60)
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{url}/other", timeout=60)
-        with pytest.raises(WrongInput, match="can't listen"):
+        with pytest.raises(Unavailable, match="can't listen"):
             gauges.server(f":{server.port}")
 
 
