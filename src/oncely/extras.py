@@ -23,8 +23,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 MODULES = "ONCELY_MODULES"
-"""The environment variable with the folders of pipeline files that name functions: Spark's local
-workers have them at the end of their path, and ``PYTHONPATH`` would be before Python's modules."""
+"""The environment variable with the driver's path of modules, which Spark's local workers have at
+the end of theirs: ``PYTHONPATH`` would be before Python's modules."""
 
 
 def is_installed(package: str) -> bool:

@@ -205,7 +205,7 @@ def test_a_restore_that_lacks_nothing_is_refused_until_a_repair_has_seen_it(
     assert_whole(world)
     told = f"version {version + 1} of the table at sink.url is a RESTORE"
     shown = oncely_json("status", world.file(), expect=0)
-    assert shown["state"] == "WARN"
+    assert shown["verdict"] == "refused"
     assert told in shown["reason"]
     problems = oncely_json("plan", world.file(), expect=1)["problems"]
     assert any(told in one["message"] for one in problems)
@@ -213,9 +213,9 @@ def test_a_restore_that_lacks_nothing_is_refused_until_a_repair_has_seen_it(
     with pytest.raises(Stopped, match="is a RESTORE"):
         world.run()
     oncely_json("repair", world.file(), expect=0)
-    assert oncely_json("status", world.file(), expect=0)["state"] == "WARN"
+    assert oncely_json("status", world.file(), expect=0)["verdict"] == "refused"
     oncely_json("repair", world.file(), "--execute", expect=0)
-    assert oncely_json("status", world.file(), expect=0)["state"] == "OK"
+    assert oncely_json("status", world.file(), expect=0)["verdict"] == "dead letters"
     assert oncely_json("plan", world.file(), expect=0)["problems"] == []
     world.run()
     assert ids(world) == [*IDS, 300]

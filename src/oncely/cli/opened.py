@@ -15,7 +15,7 @@ from oncely.cli import logs, screen
 from oncely.config import loads
 from oncely.config.base import parse_seconds
 from oncely.errors import WrongInput
-from oncely.extras import MODULES, require
+from oncely.extras import require
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -103,8 +103,6 @@ def _add(folder: Path) -> None:
             )
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    added = os.environ.get(MODULES, "").split(os.pathsep)
-    os.environ[MODULES] = os.pathsep.join(dict.fromkeys(filter(None, [*added, str(folder)])))
 
 
 def _others_write(path: Path, *, shared: bool) -> bool:

@@ -67,7 +67,8 @@ def _acknowledging(sock: socket.socket, authenticated: bool) -> Any:
 
 
 if __name__ == "__main__":
-    sys.path += filter(None, os.environ.get(MODULES, "").split(os.pathsep))
+    driver = os.environ.pop(MODULES, "").split(os.pathsep)
+    sys.path += (one for one in driver if one and one not in sys.path)
     os.environ.pop("PYTHONSAFEPATH", None)  # for this process, not for programs of the user
     if _QUICKACK is not None:
         daemon.worker = _acknowledging

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from oncely.artifacts import java, spark_home, spark_jars
 from oncely.errors import Unavailable
-from oncely.extras import require
+from oncely.extras import MODULES, require
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -90,9 +90,13 @@ def start(
 
 def _local(python: str) -> dict[str, str]:
     """The defaults of a local session. Another Python than ours may lack our daemon."""
-    # Workers begin by `python -m`, which puts the working directory before Python's modules.
-    found = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONSAFEPATH": "1"}
+    found = {"spark.driver.host": "127.0.0.1"}
     if python == sys.executable:
+        # Workers begin by `python -m`, which would put the working directory before Python's
+        # modules. They import what the driver can, and find their own modules first.
+        found["spark.executorEnv.PYTHONSAFEPATH"] = "1"
+        ours = dict.fromkeys(str(Path(one).absolute()) for one in sys.path)
+        found[f"spark.executorEnv.{MODULES}"] = os.pathsep.join(ours)
         found["spark.python.daemon.module"] = "oncely.runtimes.spark.daemon"
     return found
 
