@@ -52,7 +52,7 @@ demo: $(READY) ## Run pipelines into a table and files, hurt them, and prove tha
 quick: $(READY) ## Run the tests that need no server: unit, properties, contracts on SQLite and in memory
 	@$(PYTEST) --no-servers tests/unit tests/properties tests/contracts
 
-test: $(READY) ## Run the tests against real servers, in twenty minutes on two cores (make proof: those that need longer)
+test: $(READY) ## Run the tests against real servers, in half an hour on two cores (make proof: those that need longer)
 	@$(PREPARE)
 	@$(PYTEST)
 

@@ -250,7 +250,8 @@ class Gauges:
         """Serves ``/metrics`` at the address of ``--metrics``, and to requests for these names.
 
         Raises:
-            WrongInput: the address is malformed, or can't be listened at.
+            WrongInput: the address is malformed, or none of this machine.
+            Unavailable: it is taken.
         """
         pages = dict.fromkeys(("/", "/metrics"), lambda: Page(self.text(), CONTENT_TYPE))
         return Server("--metrics", address, pages, names)

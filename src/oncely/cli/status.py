@@ -13,7 +13,7 @@ from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, RIGHT, duration, show
 from oncely.errors import OncelyError
-from oncely.pipeline.status import Status, unreadable
+from oncely.pipeline.status import NOBODY, Status, unreadable
 from oncely.wording import plural
 
 if TYPE_CHECKING:
@@ -104,9 +104,9 @@ def _show_members(status: Status) -> None:
     for group, found in status.members.items():
         for one in found:
             held = plural(len(one.partitions), "partition")
-            screen.out.print(screen.redact(f"{group}: {one.client} at {one.host}, {held}"))
+            screen.out.print(f"{group}: {one.client} at {one.host}, {held}")
     if not any(status.members.values()):
-        screen.out.print("no worker is there, and no run that stands by")
+        screen.out.print(NOBODY)
 
 
 def _show_state(status: Status) -> None:

@@ -32,8 +32,7 @@ _STYLES: dict[Level, str] = {
 _MARKS: dict[Level, str] = {"fine": "✓", "busy": "→", "warn": "!", "bad": "✕", "unknown": "?"}
 
 _HEAD, _FOOT = 2, 2  # lines above and below those that scroll
-_SCROLL = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -10, "\x1b[6~": 10}
-"""By keys (ECMA-48): tenths of a page."""
+_UP, _DOWN, _PAGE_UP, _PAGE_DOWN = "\x1b[A", "\x1b[B", "\x1b[5~", "\x1b[6~"  # ECMA-48
 
 Read = Sequence[tuple[Subject, Overview | None]]
 
@@ -68,7 +67,8 @@ def _show(live: Live, watched: Sequence[Watched], pressed: Callable[[float], str
         lines = screen.out.render_lines(rendered(shown), pad=False)
         head, body = lines[:_HEAD], lines[_HEAD:]
         room = max(screen.out.height - _HEAD - _FOOT, 1)
-        first = max(0, min(first + _SCROLL.get(key, 0) * room // 10, len(body) - room))
+        step = {_UP: -1, _DOWN: 1, _PAGE_UP: -room, _PAGE_DOWN: room}.get(key, 0)
+        first = max(0, min(first + step, len(body) - room))
         part = f"lines {first + 1} to {min(first + room, len(body))} of {len(body)}; "
         drawn = Group(*(_line(one) for one in (*head, *body[first : first + room])))
         live.update(Group(drawn, _foot(shown, part if len(body) > room else "")), refresh=True)

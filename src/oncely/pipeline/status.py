@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 WARN_SECONDS, STALL_SECONDS = 60.0, 300.0
 """Seconds for which records may wait without a commit."""
+NOBODY = "no worker is there, and no run that stands by"
 
 
 Kind = Literal[
@@ -162,9 +163,8 @@ def judge(status: Status, still: float | None = None) -> Judgement:
     age = status.lag_seconds
     waits = f"the oldest record waits for {duration(age)}" if age and not reason else ""
     gone = status.lag and status.members is not None and not any(status.members.values())
-    nobody = "no worker is there, and no run that stands by" if gone else ""
     told = letters if letters != reason else ""
-    parts = (said, reason or waits, nobody, told, status.limited)
+    parts = (said, reason or waits, NOBODY if gone else "", told, status.limited)
     reason = "; ".join(filter(None, (reason, status.limited)))
     return Judgement(kind, reason, "; ".join(filter(None, parts)))
 

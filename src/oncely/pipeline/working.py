@@ -52,12 +52,11 @@ def work(
 ) -> bool:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
     spans = not isinstance(pipeline.settings.sink, HandlersSinkSettings)  # that sink makes them
+    name, group = pipeline.settings.name, pipeline.settings.worker_group
     with (
         logged(pipeline, path, listener) as told,
-        probed(pipeline, http, told, pipeline.settings.worker_group) as heard,
-        traced(
-            pipeline.settings.name, pipeline.settings.worker_group, heard, spans=spans
-        ) as observed,
+        probed(pipeline, http, told, group) as heard,
+        traced(name, group, heard, spans=spans) as observed,
     ):
         return telling_the_end(
             observed, lambda: _started(pipeline, until, stop, observed, on_fenced)

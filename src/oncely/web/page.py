@@ -20,7 +20,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.html import document, of_unknown, time_of
 from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded
-from oncely.pipeline.status import Judgement, Level
+from oncely.pipeline.status import NOBODY, Judgement, Level
 from oncely.reject_summary import printable
 from oncely.sources.lag import PartitionLag
 from oncely.sources.reset import VERBS
@@ -278,7 +278,7 @@ def _members(found: Mapping[str, Sequence[Member]] | None) -> str:
         f"{one.client} at {one.host}: {plural(len(one.partitions), 'partition')}"
         for members in found.values() for one in members
     )  # fmt: skip
-    return _text("; ".join(told) or "no worker, and no run that stands by")
+    return _text("; ".join(told) or NOBODY)
 
 
 def _facts(overview: Overview | None, detail: Detail | None, audit: Report | None) -> str:
