@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from oncely.config import parse
 from oncely.pipeline import Pipeline
+from oncely.testing.processes import await_that
 from tests.scenarios.commands import oncely, oncely_json, reset_fences_a_run
 from tests.scenarios.world import World, assert_history
 
@@ -40,6 +41,10 @@ def mirrored(world: World) -> list[int]:
 
 class TestStatus:
     def test_of_a_pipeline_that_never_ran(self, world: World) -> None:
+        def members() -> object:
+            return oncely_json("status", world.file())["members"]
+
+        await_that(lambda: members() == [], "the coordinator of a new broker's first group")
         now = time.time()
         status = oncely_json("status", world.file())
         assert (status["rejects"], status["epoch"]) == (0, 0)
