@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,6 +13,10 @@ from mkdocs.structure.pages import Page
 from oncely.config.reference import markdown
 
 _HERE = Path(__file__).parent
+sys.path.append(str(_HERE.parent))
+
+from docs import api_reference  # noqa: E402 - it is beside this file
+
 _OUTSIDE = re.compile(r"\]\(\.\./(examples/[\w./-]+)\)")
 
 
@@ -36,7 +41,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Lead links to the examples into the site, and append the settings to their page."""
+    """Lead links to the examples into the site, and append the generated references."""
     if page.file.src_uri == "pipeline-file.md":
         text += markdown()
+    if page.file.src_uri == "api.md":
+        text += api_reference.markdown()
     return _OUTSIDE.sub(r"](\1)", text)

@@ -73,7 +73,7 @@ class DeltaWorld:
         self.pipeline = Pipeline(parse(self._settings()))
         for _ in range(3):
             self._source.publish(records // 3)
-            check(self.pipeline.run("latest", spark=spark), "the pipeline was stopped")
+            check(bool(self.pipeline.run("latest", spark=spark)), "the pipeline was stopped")
         self._kept = self._rows()
         self._ends = dict(self._positions()["truth-delta"])
         self._version = DeltaTable(root.as_uri()).version()

@@ -64,7 +64,7 @@ class FilesWorld:
         self.pipeline = Pipeline(parse(self._settings()))
         for _ in range(3):
             self._source.publish(records // 3)
-            check(self.pipeline.run("latest", spark=spark), "the pipeline was stopped")
+            check(bool(self.pipeline.run("latest", spark=spark)), "the pipeline was stopped")
         self._entries = {
             one.key().decode(): one.value()
             for one in messages(broker.bootstrap, _MANIFEST)

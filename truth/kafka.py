@@ -102,7 +102,7 @@ class KafkaWorld:
         self.pipeline = self._pipeline(*names)
         for _ in range(3):
             self._source.publish(records // 3)
-            check(self.pipeline.run("latest", spark=spark), "the pipeline was stopped")
+            check(bool(self.pipeline.run("latest", spark=spark)), "the pipeline was stopped")
         self._kept: Topics = tuple(kept(broker.bootstrap, name) for name in names)  # type: ignore[assignment]
         self._places = self._by_place()
         self._ends = {

@@ -85,7 +85,7 @@ class SqlWorld:
         self._source.publish(records)
         self._broker = broker
         self.pipeline = Pipeline(parse(self._settings()))
-        check(self.pipeline.run("latest", spark=spark), "the pipeline was stopped")
+        check(bool(self.pipeline.run("latest", spark=spark)), "the pipeline was stopped")
         with self._database() as database:
             for table in _TABLES:
                 copy = sql.SQL("CREATE TABLE {} AS TABLE {}")

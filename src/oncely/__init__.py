@@ -14,7 +14,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oncely.audit.report import Finding
+    from oncely.audit.report import Report as AuditReport
     from oncely.config import PipelineSettings, load, parse
+    from oncely.core import events
+    from oncely.core.events import Event, Listener
+    from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.errors import (
         ConfigError,
         DataLost,
@@ -30,48 +35,72 @@ if TYPE_CHECKING:
     )
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
+    from oncely.pipeline.offsets import PartitionOffsets, Reset
+    from oncely.pipeline.planning import Plan
+    from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
+    from oncely.pipeline.repair import Repaired
+    from oncely.pipeline.result import RunResult
+    from oncely.pipeline.running import Http
+    from oncely.pipeline.standby import OnFenced
+    from oncely.pipeline.status import Judgement, Status
     from oncely.pipeline.streaming import write_stream
+    from oncely.runtimes.dropping import Drops
     from oncely.runtimes.stop import StopSignal
-    from oncely.sinks.handlers.batch import Batch
+    from oncely.sinks.handlers.batch import Batch, Record
+    from oncely.sinks.handlers.sink import Handler
+    from oncely.sources.reset import Verb
+    from oncely.verify.report import Report as VerifyReport
+
+    __version__: str
 
 __all__ = [
-    "Batch",
-    "ConfigError",
-    "DataLost",
-    "Fenced",
-    "InvariantViolation",
-    "OncelyError",
-    "Pipeline",
-    "PipelineSettings",
-    "SourceMismatch",
-    "StopSignal",
-    "Stopped",
-    "TableMismatch",
-    "TooManyRejects",
-    "Unavailable",
-    "Worker",
-    "WrongInput",
-    "load",
-    "parse",
+    "AuditReport", "Batch", "ConfigError", "DataLost", "Discarded", "Drops", "Event", "Fenced",
+    "Finding", "Handler", "Http", "InvariantViolation", "Judgement", "Listener", "OffsetRange",
+    "OnFenced", "OncelyError", "PartitionOffsets", "Pipeline", "PipelineSettings", "Plan",
+    "Record", "RejectFilter", "Rejects", "Repaired", "Reset", "RunResult", "SourceMismatch",
+    "Status", "StopSignal", "Stopped", "TableMismatch", "TooManyRejects", "TopicPartition",
+    "Unavailable", "Verb", "VerifyReport", "Worker", "WrongInput", "events", "load", "parse",
     "write_stream",
-]
+]  # fmt: skip
 
+_NAMES = {
+    "oncely.audit.report": "Finding",
+    "oncely.config": "PipelineSettings load parse",
+    "oncely.core.events": "Event Listener",
+    "oncely.core.ranges": "OffsetRange TopicPartition",
+    "oncely.pipeline": "Pipeline",
+    "oncely.pipeline.handling": "Worker",
+    "oncely.pipeline.offsets": "PartitionOffsets Reset",
+    "oncely.pipeline.planning": "Plan",
+    "oncely.pipeline.rejects": "Discarded RejectFilter Rejects",
+    "oncely.pipeline.repair": "Repaired",
+    "oncely.pipeline.result": "RunResult",
+    "oncely.pipeline.running": "Http",
+    "oncely.pipeline.standby": "OnFenced",
+    "oncely.pipeline.status": "Judgement Status",
+    "oncely.pipeline.streaming": "write_stream",
+    "oncely.runtimes.dropping": "Drops",
+    "oncely.runtimes.stop": "StopSignal",
+    "oncely.sinks.handlers.batch": "Batch Record",
+    "oncely.sinks.handlers.sink": "Handler",
+    "oncely.sources.reset": "Verb",
+}
 _ELSEWHERE = {
-    "Batch": "oncely.sinks.handlers.batch",
-    "Pipeline": "oncely.pipeline",
-    "PipelineSettings": "oncely.config",
-    "StopSignal": "oncely.runtimes.stop",
-    "Worker": "oncely.pipeline.handling",
-    "load": "oncely.config",
-    "parse": "oncely.config",
-    "write_stream": "oncely.pipeline.streaming",
+    name: (module, name) for module, names in _NAMES.items() for name in names.split()
+} | {
+    "AuditReport": ("oncely.audit.report", "Report"),
+    "VerifyReport": ("oncely.verify.report", "Report"),
+    "events": ("oncely.core", "events"),
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("oncely")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_ELSEWHERE.get(name, "oncely.errors")), name)
+    module, own = _ELSEWHERE.get(name, ("oncely.errors", name))
+    value = getattr(importlib.import_module(module), own)
     globals()[name] = value
     return value
 

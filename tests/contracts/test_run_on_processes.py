@@ -13,6 +13,7 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline, planning
+from oncely.runtimes.stop import StopSignal
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.sinktools import Place
@@ -76,6 +77,36 @@ def test_each_record_once(broker: Broker, make_topic: MakeTopic, place: Place) -
     produce(broker, topic, [(0, None, value(400))])
     assert pipeline_of(broker, topic, place).run("latest")
     assert place.sql("SELECT count(*), max(id) FROM rows") == [(401, 400)]
+
+
+def test_a_day_in_a_notebook(broker: Broker, make_topic: MakeTopic, on_sqlite: Place) -> None:
+    """Run, audit, repair and verify, each by what the one before has returned."""
+    given = [(number % PARTITIONS, None, value(number)) for number in range(40)]
+    topic = make_topic(partitions=PARTITIONS, records=[*given, (1, None, b"no JSON")])
+    pipeline = pipeline_of(broker, topic, on_sqlite)
+    done = pipeline.run("latest")
+    assert done
+    assert (done.ended, done.records, done.rows, done.rejects) == ("complete", 41, 40, 1)
+    assert done.seconds > 0
+    assert pipeline.audit().verdict == "clean"
+
+    on_sqlite.sql("DELETE FROM rows WHERE id = 7")
+    found = pipeline.audit().findings
+    assert [one.kind for one in found] == ["lost"]
+    planned = pipeline.repair(found)
+    assert (planned.executed, planned.offsets) == (False, {"lost": 1})
+    assert pipeline.repair([*found, *found], execute=True).done.counts.rows == 1
+    assert pipeline.audit().verdict == "clean"
+    assert pipeline.verify().verdict == "holds"
+
+    stop = StopSignal()
+    stop.ask()
+    more = pipeline.work(stop=stop)
+    assert not more
+    assert (more.ended, more.records) == ("stopped", 0)
+    produce(broker, topic, [(0, None, value(400))])
+    worked = pipeline.work("latest")
+    assert (bool(worked), worked.records, worked.rows) == (True, 1, 1)
 
 
 def test_a_plan_needs_no_java(

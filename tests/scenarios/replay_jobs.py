@@ -14,5 +14,5 @@ def replay(settings: dict[str, Any], kill: dict[str, Any], at_once: int) -> Any:
     """Replay, dying where ``kill`` says; how many calls it took when it says nowhere."""
     replays.LETTERS_A_TRANSACTION = at_once
     plan = KillAt(**{"call": -1, "armed_by": "BEGIN", **kill})
-    pipeline = Pipeline(parse(settings), connect=plan)
+    pipeline = Pipeline(parse(settings)).replaced(connect=plan)
     return pipeline.replay(), plan.counter.seen

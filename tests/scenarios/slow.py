@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
     pipeline: Pipeline = SlowPipeline.from_file(arguments[0])
     if "--pause-in-copy" in arguments:
         marker = arguments[arguments.index("--pause-in-copy") + 1]
-        pipeline = Pipeline(pipeline.settings, PauseInCopy(marker))
+        pipeline = pipeline.replaced(connect=PauseInCopy(marker))
     return run_to_exit_code(pipeline, "latest" if "latest" in arguments else None, tell)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from oncely import OncelyError, write_stream
 from oncely.artifacts import resolve, spark_jars
 from oncely.clients.sql.connection import connect
+from oncely.pipeline import streaming
 from oncely.runtimes.spark import session
 from oncely.testing.faults import KillAt
 
@@ -46,6 +47,7 @@ def start(
 ) -> Any:
     """Start the query."""
     kill = order.get("kill")
+    streaming.connect = KillAt(**kill) if kill else connect
     return write_stream(
         frame_of(spark, order) if frame is None else frame,
         name=order["name"],
@@ -54,7 +56,6 @@ def start(
         checkpoint=order["checkpoint"],
         trigger=trigger,
         brokers=order["brokers"] if order.get("identity", True) else None,
-        connect=KillAt(**kill) if kill else connect,
     )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from oncely.audit import audit, of_pipeline
+from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError, TopicMissing, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 from oncely.testing.processes import await_that
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
@@ -411,7 +411,7 @@ def test_a_repair_puts_the_content_of_a_dead_letter_right(world: AuditWorld) -> 
     content = 'SELECT timestamp_ms, "key", "value", headers FROM oncely_rejects'
     kept = world.sql(content)
     world.sql('UPDATE oncely_rejects SET "value" = ?', value(7))
-    altered = [Found(f.partition, f.offset, f.kind) for f in world.audit().findings]
+    altered = [Finding(f.partition, f.offset, f.kind) for f in world.audit().findings]
     Pipeline(parse(world.settings())).repair(altered, execute=True)
     assert world.sql(content) == kept
     assert world.audit().verdict == "clean"

@@ -11,12 +11,12 @@ from uuid import UUID
 
 import pytest
 
+from oncely.audit.report import Finding
 from oncely.clients.kafka.records import table_of
 from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 from oncely.runtimes.chunks import Processing
 from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
@@ -131,7 +131,7 @@ def test_an_altered_value_of_each_column_is_named(make: MakeWorld, upsert: bool)
     assert found(report) == {"altered": [(0, 2 * n + 1) for n in range(len(COLUMNS))] + [(0, 21)]}
     assert report.verdict == "damaged"
     if not upsert:  # which needs a version
-        altered = [Found(f.partition, f.offset, f.kind) for f in report.findings]
+        altered = [Finding(f.partition, f.offset, f.kind) for f in report.findings]
         world.piped.repair(altered, execute=True)
         assert world.audit().verdict == "clean"
 
@@ -178,7 +178,7 @@ def test_one_key_in_several_forms_is_one_key(
     assert world.sql(rows) == whole
     report = world.audit()
     assert (report.verdict, report.found, report.undecided) == ("clean", {}, []), report.as_json()
-    again = [Found(world.tp(), at, "lost") for at in (0, 2)]
+    again = [Finding(world.tp(), at, "lost") for at in (0, 2)]
     world.piped.repair(again, execute=True)
     assert world.sql(rows) == whole  # what is deleted stays so
 

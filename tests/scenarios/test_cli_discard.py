@@ -99,14 +99,16 @@ def test_killed_before_and_after_each_kind_of_statement(world: AuditWorld, zygot
 def discard(settings: dict[str, Any], kill: dict[str, Any]) -> Any:
     """Discard all, dying where ``kill`` says; and the calls that it took."""
     plan = KillAt(**{"call": -1, "armed_by": "BEGIN", **kill})
-    pipeline = Pipeline(parse(settings), connect=plan)
+    pipeline = Pipeline(parse(settings)).replaced(connect=plan)
     return pipeline.discard(RejectFilter(), execute=True).total, plan.counter.seen
 
 
 def test_an_answer_that_is_lost(world: AuditWorld) -> None:
     lost: list[str] = []
     connect = through(losing_first_commit(lost))
-    Pipeline(parse(world.settings()), connect=connect).discard(RejectFilter(), execute=True)
+    Pipeline(parse(world.settings())).replaced(connect=connect).discard(
+        RejectFilter(), execute=True
+    )
     assert (lost, pending(world)) == (["commit"], 0)
     assert_accounted(world)
 

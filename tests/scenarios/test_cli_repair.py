@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from oncely.audit import audit
+from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.world import World, assert_exactly_once, assert_history, produce, verdict
@@ -162,7 +162,7 @@ def test_records_that_the_topic_no_longer_has(world: World, broker: Any) -> None
     broker.delete_records(world.topic, {0: 5})
     lost = {"topic": world.topic, "partition": 0, "kind": "lost",
             "reason": "lost for good: the topic no longer has the record"}  # fmt: skip
-    findings = [Found(TopicPartition(world.topic, 0), at, "lost") for at in (3, 4, 11)]
+    findings = [Finding(TopicPartition(world.topic, 0), at, "lost") for at in (3, 4, 11)]
     done = Pipeline(parse(world.settings())).repair(findings, execute=True)
     assert done.as_json()["impossible"] == [lost | {"offset": 3}, lost | {"offset": 4}]
     assert (done.offsets, done.done.counts.rows) == ({"lost": 1}, 1)
@@ -170,10 +170,10 @@ def test_records_that_the_topic_no_longer_has(world: World, broker: Any) -> None
     assert "no longer has offsets [2, 5)" in refused.stderr
     assert "begin at offset 5" in refused.stderr
     # Rows whose records are gone stay.
-    rows = [Found(TopicPartition(world.topic, 0), 2, "duplicated"),
-            Found(TopicPartition(world.topic, 0), 1, "unexpected"),
-            Found(TopicPartition("another", 0), 1, "unexpected"),
-            Found(None, None, "lost")]  # fmt: skip
+    rows = [Finding(TopicPartition(world.topic, 0), 2, "duplicated"),
+            Finding(TopicPartition(world.topic, 0), 1, "unexpected"),
+            Finding(TopicPartition("another", 0), 1, "unexpected"),
+            Finding(None, None, "lost")]  # fmt: skip
     left = Pipeline(parse(world.settings())).repair(rows, execute=True)
     assert len(left.impossible) == 4
     assert left.done.removed_rows == 0
@@ -182,7 +182,7 @@ def test_records_that_the_topic_no_longer_has(world: World, broker: Any) -> None
 def test_a_topic_that_was_made_again(world: World, broker: Any) -> None:
     broker.delete_topic(world.topic)
     broker.create_topic(world.topic, PARTITIONS)
-    findings = [Found(TopicPartition(world.topic, 0), 3, "lost")]
+    findings = [Finding(TopicPartition(world.topic, 0), 3, "lost")]
     with pytest.raises(SourceMismatch):
         Pipeline(parse(world.settings())).repair(findings)
 

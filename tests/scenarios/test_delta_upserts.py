@@ -19,7 +19,6 @@ import pytest
 from deltalake import CommitProperties, write_deltalake
 
 from oncely.audit import Report
-from oncely.cli.repair import _of_audit
 from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -163,7 +162,7 @@ def assert_whole(world: UpsertWorld) -> None:
 
 
 def repair(world: UpsertWorld, report: Report) -> Repaired:
-    return world.pipeline.repair([_of_audit(one) for one in report.findings], execute=True)
+    return world.pipeline.repair(report.findings, execute=True)
 
 
 def test_clean(world: UpsertWorld) -> None:
@@ -197,7 +196,7 @@ def test_each_kind_of_damage_is_named_and_repaired_beside_a_run(world: UpsertWor
 def test_a_killed_repair_is_repeated(world: UpsertWorld, zygote: Zygote, when: str) -> None:
     wanted = damage(world)
     report = world.audit()
-    told = [(one.partition, one.offset, one.kind) for one in map(_of_audit, report.findings)]
+    told = [(one.partition, one.offset, one.kind) for one in report.findings]
     before = world.table.version()
     ended = zygote.run(repair_jobs.repair_delta, world.settings, told, 1, "commit", when)
     assert ended.signal == signal.SIGKILL, ended.error

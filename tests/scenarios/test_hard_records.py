@@ -14,10 +14,10 @@ from confluent_kafka import Producer
 from pyspark import cloudpickle
 
 from oncely.audit import audit
+from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.decode.base import Decoded, Decoder
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 from tests.scenarios.world import World, assert_exactly_once, good, produce, run_to_end
 
 
@@ -107,7 +107,7 @@ def test_a_record_that_kills_the_decoder(make_world: Any, runtime: Any) -> None:
     world.sql("DELETE FROM oncely_rejects")
     report = audit(pipeline)
     assert report.found == {"lost": 2, "altered": 1}
-    found = [Found(one.partition, one.offset, one.kind) for one in report.findings]
+    found = [Finding(one.partition, one.offset, one.kind) for one in report.findings]
     assert pipeline.repair(found, execute=True).impossible == ()
     assert audit(pipeline).verdict == "clean"
     assert "crashes the decoder" in world.sql("SELECT reason FROM oncely_rejects")[0][0]

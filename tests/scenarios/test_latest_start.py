@@ -38,7 +38,7 @@ def test_a_database_that_fails_during_open(make_world: Any, runtime: Any) -> Non
     """The session dies before positions are written: nothing is settled, and nothing is lost."""
     world: World = make_world(1)
     world.publish(10, partitions=1)
-    Pipeline(parse(world.settings()), connect=Failing()).run("latest", spark=runtime)
+    Pipeline(parse(world.settings())).replaced(connect=Failing()).run("latest", spark=runtime)
     assert_exactly_once(world)
 
 

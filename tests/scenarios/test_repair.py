@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found, Repaired
+from oncely.pipeline.repair import Repaired
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld
 from tests.scenarios import repair_jobs
@@ -55,7 +56,7 @@ def content(world: AuditWorld) -> tuple[list[tuple[Any, ...]], list[tuple[Any, .
 
 def repaired(world: AuditWorld, **sections: Any) -> Repaired:
     report = world.audit(limit=1_000, sections=sections)
-    found = [Found(one.partition, one.offset, one.kind) for one in report.findings]
+    found = [Finding(one.partition, one.offset, one.kind) for one in report.findings]
     return pipeline(world, **sections).repair(found, execute=True)
 
 
@@ -124,7 +125,7 @@ def test_events(world: AuditWorld, tmp_path: Path) -> None:
     """Rewrites are told, each transaction by a line, and `oncely verify` accepts them."""
     log, tp = tmp_path / "events", world.tp(0)
     world.sql("DELETE FROM rows WHERE kafka_partition = 0 AND kafka_offset IN (3, 4)")
-    found = [Found(tp, at, "lost") for at in (3, 4)]
+    found = [Finding(tp, at, "lost") for at in (3, 4)]
     pipeline(world).repair(found, events=log)
     assert not log.exists()  # a dry run
     pipeline(world).repair(found, execute=True, events=log)

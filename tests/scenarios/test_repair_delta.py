@@ -20,7 +20,6 @@ import pytest
 from deltalake import write_deltalake
 
 from oncely.audit import Report, audit
-from oncely.cli.repair import _of_audit
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
@@ -78,7 +77,7 @@ def damage(world: SinkWorld) -> Counter[str]:
 
 
 def repair(world: SinkWorld, report: Report, *, execute: bool = True) -> Repaired:
-    return world.pipeline.repair([_of_audit(one) for one in report.findings], execute=execute)
+    return world.pipeline.repair(report.findings, execute=execute)
 
 
 def test_a_table_is_repaired_to_clean_beside_a_run(world: SinkWorld) -> None:
@@ -260,7 +259,7 @@ STEPS = {"write": 1, "commit": 1}
 def test_killed_and_repeated(world: SinkWorld, zygote: Zygote, call: str, when: str) -> None:
     damage(world)
     report = world.audit()
-    found = [_of_audit(one) for one in report.findings]
+    found = report.findings
     told = [(one.partition, one.offset, one.kind) for one in found]
     ended = zygote.run(repair_jobs.repair_delta, world.settings, told, STEPS[call], call, when)
     assert ended.signal == signal.SIGKILL, ended.error

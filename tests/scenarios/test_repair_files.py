@@ -17,7 +17,6 @@ from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
 from oncely.audit.stored.data_file import rows_of
-from oncely.cli.repair import _of_audit
 from oncely.clients.files.store import Store
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
@@ -87,7 +86,7 @@ def copied(world: SinkWorld, path: str, name: str, **changes: Any) -> None:
 
 
 def repair(world: SinkWorld, report: Report, *, execute: bool = True) -> Repaired:
-    return world.pipeline.repair([_of_audit(one) for one in report.findings], execute=execute)
+    return world.pipeline.repair(report.findings, execute=execute)
 
 
 def assert_whole(world: SinkWorld) -> None:
@@ -291,7 +290,7 @@ FAST = ("commit_transaction", "before")
 def test_killed_and_repeated(world: SinkWorld, zygote: Zygote, call: str, when: str) -> None:
     damage(world)
     report = world.audit()
-    found = [_of_audit(one) for one in report.findings]
+    found = report.findings
     told = [(one.partition, one.offset, one.kind, one.within, one.file) for one in found]
     ended = zygote.run(repair_jobs.repair_files, world.settings, told, STEPS[call], call, when)
     assert ended.signal == signal.SIGKILL, ended.error

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from oncely.audit.report import Finding
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, repair
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 from oncely.sinks.kafka.messages import Encoded
 from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.testing.readers import messages
@@ -62,10 +62,10 @@ class World(AuditWorld):
             "sink": {**sink, **sections.get("sink", {})},
         }
 
-    def found(self) -> list[Found]:
-        return [Found(one.partition, one.offset, one.kind) for one in self.audit().findings]
+    def found(self) -> list[Finding]:
+        return [Finding(one.partition, one.offset, one.kind) for one in self.audit().findings]
 
-    def repaired(self, found: list[Found]) -> int:
+    def repaired(self, found: list[Finding]) -> int:
         done = Pipeline(parse(self.settings())).repair(found, execute=True)
         assert done.impossible == ()
         return done.done.counts.rows
@@ -128,7 +128,7 @@ def test_lost_records_are_sent_again(world: World) -> None:
     assert world.repaired(found) == len(LOST)
     assert world.sources() == all_sources(world)
     # Repeated, with a report of before: nothing is lost now, and a dead letter is not.
-    assert world.repaired([*found, Found(world.tp(), LETTER, "lost")]) == 0
+    assert world.repaired([*found, Finding(world.tp(), LETTER, "lost")]) == 0
     assert world.sources() == all_sources(world)
     report = world.audit()
     assert (report.verdict, report.undecided) == ("clean", [])
@@ -140,7 +140,7 @@ def test_lost_records_are_sent_again(world: World) -> None:
 def test_what_a_topic_can_not_do_is_told(world: World) -> None:
     kinds = ("duplicated", "altered", "unexpected")
     pipeline = Pipeline(parse(world.settings()))
-    done = pipeline.repair([Found(world.tp(), 1, kind) for kind in kinds], execute=True)
+    done = pipeline.repair([Finding(world.tp(), 1, kind) for kind in kinds], execute=True)
     assert [one.reason.partition(":")[0] for one in done.impossible] == [
         "a surplus copy can't be removed from a topic",
         "a record can't be replaced in a topic",

@@ -15,7 +15,6 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from oncely.audit.stored.data_file import rows_of
-from oncely.cli.repair import _of_audit
 from oncely.core.ranges import TopicPartition
 from oncely.files.table import table_of
 from oncely.lake.manifest import Replacing
@@ -162,7 +161,7 @@ def test_a_repair_beside_a_run_that_commits(
             lost = damage(world)
             report = world.audit()
             assert report.found == {"lost": lost}
-            found = [_of_audit(one) for one in report.findings]
+            found = report.findings
             with beside_a_commit(world, monkeypatch):
                 done = world.pipeline.repair(found, execute=True)
             assert done.impossible == ()

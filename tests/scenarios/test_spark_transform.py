@@ -115,7 +115,7 @@ def losing_answers(dialect: Dialect, application: str) -> Connection:
 def test_lost_commit_answers(make_world: Any, spark: Any) -> None:
     world: World = make_world(2)
     publish(world)
-    Pipeline(settings(world, "totals"), connect=losing_answers).run("latest", spark=spark)
+    Pipeline(settings(world, "totals")).replaced(connect=losing_answers).run("latest", spark=spark)
     expect_all(world)
     assert LosesAnswers.published > 1
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from docs import api_reference
 from oncely.cli.app import app
 from oncely.config import parse
 from oncely.config.reference import markdown
@@ -26,7 +27,7 @@ from oncely.runtimes.chunks import Processing
 from tests.conftest import repository
 
 TOP = repository()
-GENERATED = "pipeline-file.md"
+GENERATED = {"pipeline-file.md": markdown, "api.md": api_reference.markdown}
 PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "SECURITY.md", TOP / "models/README.md",
          *sorted((TOP / "docs").rglob("*.md"))]  # fmt: skip
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda one: str(one.relative_to(TOP)))
@@ -44,7 +45,7 @@ class Block(NamedTuple):
 
 
 def text_of(page: Path) -> str:
-    return page.read_text() + (markdown() if page.name == GENERATED else "")
+    return page.read_text() + GENERATED.get(page.name, str)()
 
 
 def blocks(text: str) -> Iterator[Block]:

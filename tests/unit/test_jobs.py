@@ -16,7 +16,7 @@ from oncely import ConfigError, Worker, WrongInput, context, jobs
 from oncely.clients.kafka.sender import Message
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.handlers.batch import Batch
+from oncely.sinks.handlers.batch import Portion
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 
 
@@ -56,7 +56,7 @@ class Topic:
 
     def work(self, *values: bytes | None, column: str = "value") -> None:
         """Do what was sent, or these values."""
-        for batch in Batch.of(self.chunk(*values, column=column), ()):
+        for batch in Portion.of(self.chunk(*values, column=column), ()):
             self.handler(batch, "tx")
 
 

@@ -21,6 +21,7 @@ from oncely.cli.logs import FIELDS
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError
+from oncely.pipeline.result import Counts
 from oncely.reject_summary import printable
 from oncely.threads import Thread, repeat
 
@@ -33,14 +34,10 @@ Ends = Callable[[], Mapping[TopicPartition, Position]]
 
 
 @dataclass
-class Tally:
-    """Counts of a run so far."""
+class Tally(Counts):
+    """Counts of a run so far, its epoch and its positions."""
 
-    began: float = field(default_factory=time.monotonic)
     epoch: int = 0
-    records: int = 0
-    rows: int = 0
-    rejects: int = 0
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
 
     def count(self, event: events.Event) -> None:
@@ -54,9 +51,7 @@ class Tally:
             case events.GapFound():
                 self.positions[event.partition] = event.missing.end
             case events.BatchCommitted():
-                self.records += event.records
-                self.rows += event.rows
-                self.rejects += event.rejects
+                super().count(event)
                 self.positions.update(event.positions)
 
     def summary(self) -> str:

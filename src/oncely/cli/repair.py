@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from oncely.audit import audit
-from oncely.audit.report import EXIT_CODES, KINDS, Finding, Report
+from oncely.audit.report import EXIT_CODES, KINDS, Finding, FindingKind, Report
 from oncely.cli import screen
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
@@ -19,14 +18,13 @@ from oncely.cli.tables import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found, Impossible, Repaired
+from oncely.pipeline.repair import Impossible, Repaired
 from oncely.sources.start import parse_moment
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
 _FOREVER = 1 << 62
 _SHOWN = 20
 _STALE = "the audit of now does not find it: it was corrected, or the ledger has changed"
-_LIMIT = 100_000  # findings of each kind that are repaired at once
 
 
 def repair_file(
@@ -44,8 +42,8 @@ def repair_file(
     """
     pipeline = opened(file, imports=True)
     chosen = None if report is None else findings_of(report, pipeline.settings.name)
-    audited = audit(pipeline, limit=_LIMIT)
-    found, code = [_of_audit(one) for one in audited.findings], audited.exit_code
+    audited = pipeline.audit()
+    found, code = [replace(one, detail="") for one in audited.findings], audited.exit_code
     if chosen is not None:
         (wanted, code), now = chosen, set(found)
         stale = [Impossible(one, _STALE) for one in wanted if one not in now]
@@ -78,7 +76,7 @@ def backfill_file(
 # -- input --------------------------------------------------------------------------------------
 
 
-def findings_of(path: Path, pipeline: str) -> tuple[list[Found], int]:
+def findings_of(path: Path, pipeline: str) -> tuple[list[Finding], int]:
     """The findings in the JSON of an audit, and the audit's exit code.
 
     Raises:
@@ -115,11 +113,7 @@ def findings_of(path: Path, pipeline: str) -> tuple[list[Found], int]:
 _AUDIT = "write one with `oncely audit FILE --json`; or leave out --report: it audits then"
 
 
-def _of_audit(one: Finding) -> Found:
-    return Found(one.partition, one.offset, one.kind, one.within, one.file)
-
-
-def _found(kind: str, one: Mapping[str, Any]) -> Found:
+def _found(kind: FindingKind, one: Mapping[str, Any]) -> Finding:
     within = tuple(
         (TopicPartition(str(topic), int(number)), OffsetRange(int(start), int(end)))
         for topic, number, start, end in one.get("within", ())
@@ -127,9 +121,9 @@ def _found(kind: str, one: Mapping[str, Any]) -> Found:
     file = str(one.get("file", ""))
     offset = None if one["offset"] is None else int(one["offset"])
     if one["topic"] is None or one["partition"] is None:
-        return Found(None, offset, kind, within, file)
+        return Finding(None, offset, kind, within=within, file=file)
     tp = TopicPartition(str(one["topic"]), int(one["partition"]))
-    return Found(tp, offset, kind, within, file)
+    return Finding(tp, offset, kind, within=within, file=file)
 
 
 def chosen_ranges(
@@ -199,7 +193,7 @@ def _conclude(pipeline: Pipeline, done: Repaired, code: int, *, as_json: bool) -
 def _audit_again(pipeline: Pipeline) -> Report:
     """Audit what was executed; a destination that lacks nothing is not refused any more."""
     refused = pipeline.destination.look().refused
-    after = audit(pipeline)
+    after = pipeline.audit()
     if refused and after.verdict == "clean":
         pipeline.end_refusal(refused)
     return after

@@ -175,9 +175,10 @@ def _run(
             own = None
             if spark is not None and run.pipeline.settings.runtime == "spark":
                 own = application.enter(spark, run.pipeline)
-            return run.pipeline.run(
+            result = run.pipeline.run(
                 until, stop=stop, listener=run.listener, spark=own, on_fenced=on_fenced
             )
+            return bool(result)
 
         each(runs, telling(one))
 
@@ -292,7 +293,7 @@ def work_file(
             progress.say("checking topics and table")
             signals.idle = False
             done = pipeline.work(until, stop=stop, listener=listener, on_fenced=on_fenced)
-        return [finished(pipeline, progress, done=done)]
+        return [finished(pipeline, progress, done=bool(done))]
 
     return until_stopped(until, _force, begun)
 

@@ -9,9 +9,6 @@ from rich.text import Text
 
 from oncely.cli import screen
 from oncely.cli.opened import opened
-from oncely.verify.check import check
-from oncely.verify.log import read
-from oncely.verify.reading import read_ledger, rules_of
 from oncely.verify.report import FIRST, Broken, Report
 
 _MOST = 20  # reasons that are printed
@@ -19,13 +16,7 @@ _MOST = 20  # reasons that are printed
 
 def verify_file(file: Path, events: Sequence[Path], as_json: bool) -> int:
     """Check ledger, manifest and event logs; returns the exit code."""
-    settings = opened(file).settings
-    # A run may go on: what the log contained before is in the ledger, and what the ledger contains
-    # is in the log that is read after it.
-    before = read(events, settings.name)
-    ledger = read_ledger(settings)
-    log = read(events, settings.name)
-    found = check(ledger, log, rules_of(settings), before)
+    found = opened(file).verify(events)
     if as_json:
         screen.show_json(found.as_json())
     else:

@@ -89,8 +89,18 @@ _RULES: Mapping[str, Rule] = {
         ),
         "a mapping of TopicPartition to OffsetRange",
     ),
+    "before": _made("datetime"),
+    "download": _YES,
+    "logs": Rule(
+        lambda it: (
+            isinstance(it, Sequence)
+            and not isinstance(it, str)
+            and all(_PATH.allows(one) for one in it)
+        ),
+        "a list of paths",
+    ),
     "found": Rule(
-        lambda it: isinstance(it, Sequence) and all(_made("Found").allows(one) for one in it),
+        lambda it: isinstance(it, Sequence) and all(_made("Finding").allows(one) for one in it),
         "a list of the findings of an audit",
     ),
 }

@@ -29,7 +29,7 @@ from oncely.sinks.kafka.messages import encode
 from oncely.sinks.sql.prepare import DELETED, as_stored, prepare
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
     from oncely.sinks.kafka.sink import KafkaSink
     from oncely.sinks.sql.sink import SqlSink
 
@@ -46,7 +46,7 @@ class PipelineExpected:
         unfit: the reason why the table does not accept today's rows; empty if it does.
     """
 
-    pipeline: Pipeline
+    pipeline: Parts
     unfit: str = field(default="", init=False)
 
     @property

@@ -17,6 +17,7 @@ from oncely.config import HandlersSinkSettings, PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
 from oncely.pipeline.pipeline import Pipeline
+from oncely.pipeline.result import RunResult
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
 from oncely.runtimes.stop import StopSignal
@@ -103,7 +104,7 @@ class Worker:
 
         Args:
             topic: the topic.
-            drop: called with each :class:`oncely.sinks.handlers.batch.Record` before it is decoded;
+            drop: called with each :class:`oncely.Record` before it is decoded;
                 those for which it returns true are dropped, and counted as filtered.
             threads: the number of threads that call it, each with records of other keys, in a
                 transaction of its own. The records of a key are handled in their order, those
@@ -178,8 +179,7 @@ class Worker:
             lacking = ", ".join(one for one in differ if one in topics)
             problem = f"{lacking} has no handler" if lacking else f"lacks {', '.join(differ)}"
             raise ConfigError("source.topics", problem, way_out="let each topic have one handler")
-        return Pipeline(
-            settings,
+        return Pipeline(settings).replaced(
             handlers=dict(self._handlers),
             drops=dict(self._drops),
             threads=dict(self._threads),
@@ -193,7 +193,7 @@ class Worker:
         listener: events.Listener = _ignore,
         events: str | Path | None = None,
         on_fenced: OnFenced = "end",
-    ) -> bool:
+    ) -> RunResult:
         """Work until stopped; arguments, result and errors are those of ``Pipeline.work``."""
         return self.pipeline.work(
             until, stop=stop, listener=listener, events=events, on_fenced=on_fenced

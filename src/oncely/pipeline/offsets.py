@@ -22,7 +22,7 @@ from oncely.sources.kafka import KafkaSource, Watermarks
 from oncely.sources.reset import ResetPlan, Verb, plan_reset
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PartitionOffsets(NamedTuple):
     mirrored: Position | None
 
 
-def partition_offsets(pipeline: Pipeline) -> list[PartitionOffsets]:
+def partition_offsets(pipeline: Parts) -> list[PartitionOffsets]:
     """See :meth:`oncely.pipeline.Pipeline.partition_offsets`."""
     known = pipeline.destination.look()
     marks = pipeline.source.watermarks()
@@ -108,7 +108,7 @@ class Reset:
 
 
 def reset(
-    pipeline: Pipeline,
+    pipeline: Parts,
     verb: Verb,
     topics: Sequence[str],
     *,
@@ -168,7 +168,7 @@ class _Planned:
         return Reset(before, plan.positions, plan.notes, epoch)
 
 
-def _mirror(pipeline: Pipeline, opened: Opened) -> None:
+def _mirror(pipeline: Parts, opened: Opened) -> None:
     group = pipeline.mirror_group
     if group is None:
         return

@@ -35,7 +35,7 @@ from oncely.sources.kafka import Watermarks
 from oncely.sources.permissions import missing_permissions, needed_acls
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
     from oncely.pipeline.trial import Trial
 
 
@@ -50,7 +50,7 @@ _EACH_MACHINE = (
 _ONE_FOLDER = "not checked: sink.url must be one folder that all machines of the cluster share"
 
 
-def unchecked(pipeline: Pipeline, *, asked: bool) -> list[str]:
+def unchecked(pipeline: Parts, *, asked: bool) -> list[str]:
     """The preconditions of a pipeline that ``plan`` has not checked.
 
     Args:
@@ -133,7 +133,7 @@ class Plan:
         return {"can_run": not self.problems, **done}
 
 
-def plan(pipeline: Pipeline, use_spark: bool | None, sample: int = 0) -> Plan:
+def plan(pipeline: Parts, use_spark: bool | None, sample: int = 0) -> Plan:
     """See :meth:`oncely.pipeline.Pipeline.plan`."""
     return _Planner(pipeline, use_spark, sample).plan()
 
@@ -141,7 +141,7 @@ def plan(pipeline: Pipeline, use_spark: bool | None, sample: int = 0) -> Plan:
 class _Planner:
     """Checks source, code, Spark and sink in sequence."""
 
-    def __init__(self, pipeline: Pipeline, use_spark: bool | None, sample: int) -> None:
+    def __init__(self, pipeline: Parts, use_spark: bool | None, sample: int) -> None:
         self.sample = sample
         self.pipeline, self.settings = pipeline, pipeline.settings
         self.use_spark = self._spark_is_in_question() if use_spark is None else use_spark
@@ -378,7 +378,7 @@ class _Planner:
             self.inspection.add("source", f"an executor on {host} can't read Kafka: {why}", way_out)
 
 
-def _fits_a_worker(pipeline: Pipeline) -> bool:
+def _fits_a_worker(pipeline: Parts) -> bool:
     try:
         refuse_unfit(pipeline)
     except ConfigError:
@@ -386,7 +386,7 @@ def _fits_a_worker(pipeline: Pipeline) -> bool:
     return True
 
 
-def _start(pipeline: Pipeline) -> Any:
+def _start(pipeline: Parts) -> Any:
     """A Spark session for checks, with its output discarded.
 
     Raises:

@@ -38,7 +38,7 @@ from oncely.sources.start import parse_moment
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 
 _PARTITIONS = r"[\w.-]+(:\s*\d+\s*(,\s*\d+\s*)*)?"
@@ -156,9 +156,7 @@ class Rejects:
     scanned: int = 0
 
 
-def rejects(
-    pipeline: Pipeline, limit: int, which: RejectFilter | None, *, discarded: bool
-) -> Rejects:
+def rejects(pipeline: Parts, limit: int, which: RejectFilter | None, *, discarded: bool) -> Rejects:
     """See :meth:`oncely.pipeline.Pipeline.rejects`."""
     most = _GROUPED if which is None else _FILTERED
     found, total = pipeline.destination.rejects(max(limit, most), discarded=discarded)
@@ -173,7 +171,7 @@ def rejects(
 
 
 def replay(
-    pipeline: Pipeline,
+    pipeline: Parts,
     *,
     spark: SparkSession | None,
     progress: Callable[[int, int], None],
@@ -244,7 +242,7 @@ class _Chosen:
 
 
 def discard(
-    pipeline: Pipeline, which: RejectFilter, *, execute: bool, shown: str | None = None
+    pipeline: Parts, which: RejectFilter, *, execute: bool, shown: str | None = None
 ) -> Discarded:
     """Remove the content of pending dead letters; see :meth:`Pipeline.discard`."""
     discarding, found = pipeline.destination.discarding(), Counter[str]()
@@ -257,7 +255,7 @@ def discard(
     return Discarded(tuple(Reason(*one) for one in found.most_common()), execute, str(chosen))
 
 
-def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> Judge:
+def _judge(pipeline: Parts, spark: SparkSession | None, *, headers: bool) -> Judge:
     by_spark = pipeline.spark_transform is not None
     transform = Unchanged() if by_spark else pipeline.row_transform
     late = NO_TOMBSTONES if by_spark else pipeline.destination.late_delete
@@ -278,7 +276,7 @@ def _judge(pipeline: Pipeline, spark: SparkSession | None, *, headers: bool) -> 
     return judge
 
 
-def _same_topics(pipeline: Pipeline) -> set[str]:
+def _same_topics(pipeline: Parts) -> set[str]:
     """The topics that are those of the ledger: others have other records at the same offsets."""
     try:
         now = pipeline.source.identity()
@@ -289,7 +287,7 @@ def _same_topics(pipeline: Pipeline) -> set[str]:
     return {name for name, _ in same} if known.cluster_id == now.cluster_id else set()
 
 
-def _as_in_topic(pipeline: Pipeline, found: Sequence[Reject], same: set[str]) -> list[Reject]:
+def _as_in_topic(pipeline: Parts, found: Sequence[Reject], same: set[str]) -> list[Reject]:
     """Dead letters with the content that their records have in the topic, as far as it still has
     them: where dead letters are stored they may have been altered."""
     done: list[Reject] = []

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from oncely.audit.report import Finding
 from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import NOTHING, Damage, entry_of, spans
@@ -27,7 +28,7 @@ from oncely.sinks.base import RewritesRecords
 from oncely.sinks.files.rewrite import FilesRewrites
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 
 NO_OFFSET = "the audit does not know the offset: the rows do not contain it (sink.keep_source)"
@@ -40,27 +41,10 @@ REFUSED = (
 LOST_FOR_GOOD = "lost for good: the topic no longer has the record"
 
 
-class Found(NamedTuple):
-    """A finding of an audit.
-
-    Attributes:
-        partition, offset: the record; None if it is not known.
-        kind: lost, duplicated, altered or unexpected.
-        within: where it is, if the offset is not known: offsets by partition.
-        file: the file that must not be there.
-    """
-
-    partition: TopicPartition | None
-    offset: int | None
-    kind: str
-    within: tuple[tuple[TopicPartition, OffsetRange], ...] = ()
-    file: str = ""
-
-
 class Impossible(NamedTuple):
     """A finding that can't be repaired, and the reason."""
 
-    found: Found
+    found: Finding
     reason: str
 
 
@@ -146,8 +130,8 @@ BACKFILL_A_TRANSACTION = 20_000
 
 
 def repair(
-    pipeline: Pipeline,
-    found: Sequence[Found],
+    pipeline: Parts,
+    found: Sequence[Finding],
     *,
     execute: bool,
     max_removed: int,
@@ -155,6 +139,7 @@ def repair(
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
+    found = [replace(one, detail="") for one in found]  # what is repaired twice is counted once
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, FilesRewrites):
             return repair_together(work, found, max_removed)
@@ -162,7 +147,7 @@ def repair(
 
 
 def _repair_records(
-    work: Work[RewritesRecords], found: Sequence[Found], max_removed: int
+    work: Work[RewritesRecords], found: Sequence[Finding], max_removed: int
 ) -> Repaired:
     """Process all portions twice: nothing is written before it is known what would be removed."""
     impossible = [Impossible(one, reason) for one in found if (reason := _no_place(one))]
@@ -192,7 +177,7 @@ def _repair_records(
     return replace(plan, offsets=dict(+counted), impossible=(*impossible, *refused), done=total)
 
 
-def _no_place(one: Found) -> str:
+def _no_place(one: Finding) -> str:
     """The reason why a finding names no record; empty if it does."""
     if one.partition is None or one.offset is None:
         return NO_OFFSET if one.within else NO_RECORD
@@ -212,7 +197,7 @@ def _removes(work: Work[RewritesRecords], damage: Damage) -> Mapping[str, int]:
     return {"rows": max(0, rows - made.rows), "rejects": max(0, rejects - made.rejects)}
 
 
-def _portions(found: Sequence[Found]) -> Iterator[list[Found]]:
+def _portions(found: Sequence[Finding]) -> Iterator[list[Finding]]:
     """Findings for one transaction each: of one partition, by offset."""
     by_partition = grouped((one.partition, one) for one in found if one.partition is not None)
     for _, own in sorted(by_partition.items()):
@@ -222,7 +207,7 @@ def _portions(found: Sequence[Found]) -> Iterator[list[Found]]:
 
 
 def _damage(
-    work: Work[RewritesRecords], portion: Sequence[Found]
+    work: Work[RewritesRecords], portion: Sequence[Finding]
 ) -> tuple[Damage | None, list[Impossible]]:
     """The damage of a portion, and the findings that can't be repaired."""
     tp = portion[0].partition
@@ -248,7 +233,7 @@ def _damage(
 
 def _impossible(
     work: Work[RewritesRecords],
-    one: Found,
+    one: Finding,
     records: Mapping[int, Reject],
     ours: Sequence[OffsetRange],
 ) -> str:
@@ -277,7 +262,7 @@ def _impossible(
 
 
 def backfill(
-    pipeline: Pipeline,
+    pipeline: Parts,
     ranges: Mapping[TopicPartition, OffsetRange],
     *,
     execute: bool,
@@ -361,7 +346,7 @@ Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
 def repair_together(
-    work: Work[FilesRewrites], found: Sequence[Found], max_removed: int
+    work: Work[FilesRewrites], found: Sequence[Finding], max_removed: int
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
     files = {one.file for one in found if one.file}
@@ -371,7 +356,7 @@ def repair_together(
     placed = {one: _place(one) for one in found if not one.file and not _unplaced(one, foreign)}
     groups = work.sink.groups(_joined(placed.values()))
     reasons = {id(group): _reason(work, group) for group in groups}
-    counted = Counter(one.kind for one in found if one.file in names)
+    counted = Counter[str](one.kind for one in found if one.file in names)
     for one, place in placed.items():
         group = next((group for group in groups if _contains(group, place)), None)
         reason = _NOT_COMMITTED if group is None else reasons[id(group)]
@@ -421,7 +406,7 @@ def backfill_together(
 # -- where damage is ----------------------------------------------------------------------------
 
 
-def _unplaced(one: Found, foreign: Mapping[str, str]) -> str:
+def _unplaced(one: Finding, foreign: Mapping[str, str]) -> str:
     """The reason why a finding has no place that can be rewritten; empty if it has."""
     if one.file in foreign:
         return f"{one.file} is a file of pipeline {foreign[one.file]!r}: a repair leaves it"
@@ -432,7 +417,7 @@ def _unplaced(one: Found, foreign: Mapping[str, str]) -> str:
     return _LETTER if one.kind == "unexpected" else ""
 
 
-def _place(one: Found) -> Spans:
+def _place(one: Finding) -> Spans:
     if one.partition is not None and one.offset is not None:
         return {one.partition: [OffsetRange(one.offset, one.offset + 1)]}
     return _joined({tp: [own]} for tp, own in one.within)

@@ -22,7 +22,7 @@ from oncely.runtimes.chunks import Origin, Processing, records_of
 
 if TYPE_CHECKING:
     from oncely.pipeline.expected import PipelineExpected
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 _AT_ONCE = 10_000  # offsets that are fetched by one call
 
@@ -48,7 +48,7 @@ class Work(Generic[S]):
         progress: called with the number of offsets after every transaction.
     """
 
-    pipeline: Pipeline
+    pipeline: Parts
     sink: S
     schema: pa.Schema
     positions: Set[TopicPartition]
@@ -130,7 +130,7 @@ class Deletes:
 
 @contextmanager
 def rewriting(
-    pipeline: Pipeline,
+    pipeline: Parts,
     path: str | Path | None,
     *,
     execute: bool,
@@ -191,7 +191,7 @@ def _telling(listener: events.Listener) -> Tell:
     return tell
 
 
-def _deletes(pipeline: Pipeline, stack: ExitStack) -> Deletes | None:
+def _deletes(pipeline: Parts, stack: ExitStack) -> Deletes | None:
     expected = pipeline.expected
     if pipeline.destination.late_delete is None or expected is None:
         return None
@@ -202,7 +202,7 @@ def _deletes(pipeline: Pipeline, stack: ExitStack) -> Deletes | None:
     return Deletes(stack.enter_context(closing(expected)))
 
 
-def _same_source(pipeline: Pipeline) -> None:
+def _same_source(pipeline: Parts) -> None:
     """Refuse to write records of another topic.
 
     Raises:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongIn
 from oncely.extras import require
 from oncely.pipeline.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
+from oncely.pipeline.result import Counts, RunResult
 from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
@@ -41,7 +42,7 @@ from oncely.threads import Thread, repeat
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Http:
 
 @contextmanager
 def probed(
-    pipeline: Pipeline,
+    pipeline: Parts,
     http: Http | None,
     listener: events.Listener,
     group: str | None = None,
@@ -94,7 +95,7 @@ def probed(
 class Probed(NamedTuple):
     """A pipeline, its listener, and the group whose lag is shown."""
 
-    pipeline: Pipeline
+    pipeline: Parts
     listener: events.Listener
     group: str | None = None
 
@@ -155,10 +156,10 @@ def _pages(healths: Sequence[Health]) -> dict[str, Callable[[], Page]]:
 
 
 @contextmanager
-def _watched(pipeline: Pipeline, health: Health) -> Iterator[None]:
+def _watched(pipeline: Parts, health: Health) -> Iterator[None]:
     """Ask for the ends of the topics in a thread, until the end of the block."""
     over = threading.Event()
-    looks = _Looks(replace(pipeline), health)  # its clients are not shared with other threads
+    looks = _Looks(pipeline.replaced(), health)  # its clients are not shared with other threads
     every = min(_LOOK_SECONDS, health.limits.consuming / 4)
 
     def watch() -> None:
@@ -176,7 +177,7 @@ def _watched(pipeline: Pipeline, health: Health) -> Iterator[None]:
 class _Looks:
     """Looks at topics and ledger, for what no event contains; each kind in its own interval."""
 
-    pipeline: Pipeline
+    pipeline: Parts
     health: Health
     clock: Callable[[], float] = time.monotonic
     _ages_at: float = 0.0
@@ -214,7 +215,7 @@ _OUT_OF_MEMORY = 52  # Spark's own exit code
 
 
 def run(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
@@ -222,7 +223,7 @@ def run(
     path: str | Path | None = None,
     http: Http | None = None,
     on_fenced: OnFenced = "end",
-) -> bool:
+) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
     name, group = pipeline.settings.name, pipeline.settings.shown_group
     with (
@@ -231,11 +232,11 @@ def run(
         traced(name, group or name, heard) as observed,
     ):
         return telling_the_end(
-            observed, lambda: _started(pipeline, until, stop, observed, spark, on_fenced)
+            observed, lambda heard: _started(pipeline, until, stop, heard, spark, on_fenced)
         )
 
 
-def preflight(pipeline: Pipeline) -> None:
+def preflight(pipeline: Parts) -> None:
     """Check the pipeline before Spark's start, or beside that of processes, also for what only a
     worker does.
 
@@ -256,7 +257,7 @@ def preflight(pipeline: Pipeline) -> None:
 
 
 def logged(
-    pipeline: Pipeline,
+    pipeline: Parts,
     path: str | Path | None,
     listener: events.Listener,
     *,
@@ -280,12 +281,12 @@ def logged(
     return EventLog(file, name, pipeline.secrets, then=listener)
 
 
-def telling_the_end(listener: events.Listener, run: Callable[[], bool]) -> bool:
-    """Run, and tell the listener how it has ended."""
-    complete, said, kind = False, "", ""
+def telling_the_end(listener: events.Listener, run: Callable[[events.Listener], bool]) -> RunResult:
+    """Run, counting events; tell the listener, and return, how it has ended."""
+    complete, said, kind, tally = False, "", "", Counts()
     try:
-        complete = run()
-        return complete
+        complete = run(_both(tally.count, listener))
+        return tally.result(complete=complete)
     except Fenced as error:
         listener(fenced(error))
         said, kind = error.message, type(error).__name__
@@ -299,7 +300,7 @@ def telling_the_end(listener: events.Listener, run: Callable[[], bool]) -> bool:
 
 
 def _started(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
@@ -318,7 +319,7 @@ def _started(
 
 
 @contextmanager
-def _jobs(pipeline: Pipeline, spark: SparkSession | None) -> Iterator[Jobs]:
+def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
     """Where the tasks of the pipeline run."""
     settings = pipeline.settings
     if settings.runtime == "processes":
@@ -333,7 +334,7 @@ def _jobs(pipeline: Pipeline, spark: SparkSession | None) -> Iterator[Jobs]:
 
 
 def _run(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
@@ -372,7 +373,7 @@ def _run(
 
 def meaning(error: Exception) -> Exception:
     """Replace errors of a dead JVM, which differ by the place of the call."""
-    code = spark_has_died(error)
+    code = session.death(error)
     if code is None:
         return error
     if code == _OUT_OF_MEMORY:
@@ -387,10 +388,3 @@ def meaning(error: Exception) -> Exception:
         way_out="start again: committed records are kept, the current batch is read again. Signal 9"
         " is often the kernel's answer to a lack of memory",
     )
-
-
-def spark_has_died(error: Exception) -> int | None:
-    """The exit code of Spark's Java process, if its end may be the cause of ``error``."""
-    if not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
-        return None
-    return session.exit_code()

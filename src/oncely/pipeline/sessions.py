@@ -15,7 +15,7 @@ from oncely.runtimes.spark import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 _ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 Allowed = Mapping[str, tuple[Callable[[str], bool], str]]
@@ -39,7 +39,7 @@ STREAMING: Allowed = {
 
 
 @contextmanager
-def started(pipeline: Pipeline, given: SparkSession | None) -> Iterator[SparkSession]:
+def started(pipeline: Parts, given: SparkSession | None) -> Iterator[SparkSession]:
     """The session that is given; otherwise a new one, which is stopped at the end."""
     if given is not None:
         yield given

@@ -18,7 +18,7 @@ from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 OnFenced = Literal["end", "wait"]
 """What a run does when another one runs."""
@@ -31,7 +31,7 @@ log = logging.getLogger("oncely.run")
 
 
 def run_when_elected(
-    pipeline: Pipeline, run: Callable[[], bool], stop: StopSignal, listener: events.Listener
+    pipeline: Parts, run: Callable[[], bool], stop: StopSignal, listener: events.Listener
 ) -> bool:
     """Run whenever this replica is elected, until the run ends or is stopped.
 
@@ -61,7 +61,7 @@ def run_when_elected(
 
 
 def work_when_alone(
-    pipeline: Pipeline, work: Callable[[], bool], stop: StopSignal, listener: events.Listener
+    pipeline: Parts, work: Callable[[], bool], stop: StopSignal, listener: events.Listener
 ) -> bool:
     """Work whenever no replica of a run on Spark is there, until the work ends or is stopped.
 
@@ -82,7 +82,7 @@ def work_when_alone(
     return False
 
 
-def _alone(pipeline: Pipeline, stop: StopSignal, listener: events.Listener) -> bool:
+def _alone(pipeline: Parts, stop: StopSignal, listener: events.Listener) -> bool:
     """Wait until no replica is there; False if it was stopped before."""
     stands_by = False
     while not stop.draining:
@@ -94,7 +94,7 @@ def _alone(pipeline: Pipeline, stop: StopSignal, listener: events.Listener) -> b
     return False
 
 
-def _has_replicas(pipeline: Pipeline) -> bool:
+def _has_replicas(pipeline: Parts) -> bool:
     """True if a replica is there, or may be, as the group's coordinator does not answer."""
     source, group = pipeline.source, pipeline.settings.standby_group
     try:

@@ -18,7 +18,7 @@ from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 WARN_SECONDS, STALL_SECONDS = 60.0, 300.0
 """Seconds for which records may wait without a commit."""
@@ -206,7 +206,7 @@ def _progress(status: Status, still: float | None) -> tuple[Kind, str]:
     return "running", ""
 
 
-def status(pipeline: Pipeline) -> Status:
+def status(pipeline: Parts) -> Status:
     """See :meth:`oncely.pipeline.Pipeline.status`."""
     known = pipeline.destination.look()
     now_ms = int(time.time() * 1000)
@@ -227,7 +227,7 @@ def status(pipeline: Pipeline) -> Status:
     )
 
 
-def _members(pipeline: Pipeline) -> Mapping[str, Sequence[Member]] | None:
+def _members(pipeline: Parts) -> Mapping[str, Sequence[Member]] | None:
     settings = pipeline.settings
     groups = (settings.worker_group, settings.standby_group)
     try:
@@ -261,14 +261,14 @@ def _waits(given: FilterSettings) -> float:
     return (given.delay or 0.0) + (given.throttle.seconds if given.throttle else 0.0)
 
 
-def _reading(pipeline: Pipeline, known: LedgerState) -> dict[TopicPartition, Position]:
+def _reading(pipeline: Parts, known: LedgerState) -> dict[TopicPartition, Position]:
     """The positions at which the next start would begin to read."""
     if known.positions:
         return dict(known.positions)
     return pipeline.source.resolve_start(pipeline.settings.source.start)
 
 
-def _warnings(pipeline: Pipeline, known: LedgerState) -> tuple[str, ...]:
+def _warnings(pipeline: Parts, known: LedgerState) -> tuple[str, ...]:
     if told := known.lost or known.refused or known.notice:
         return (told,)
     now = pipeline.source.identity()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pydantic import ValidationError
 
-from oncely.clients.sql.connection import Connect, connect
+from oncely.clients.sql.connection import connect
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import SqlSinkSettings
 from oncely.config.arguments import checked
@@ -56,7 +56,6 @@ def write_stream(
     output_mode: Literal["append", "update", "complete"] = "append",
     brokers: str | None = None,
     kafka: Mapping[str, str] | None = None,
-    connect: Connect = connect,
 ) -> StreamingQuery:
     """Start a query that writes a streaming DataFrame into a SQL table, exactly once.
 
@@ -71,7 +70,6 @@ def write_stream(
         checkpoint: the query's checkpoint location, on any file system that Spark reaches.
         trigger, output_mode: Spark's; a trigger is written as ``{"availableNow": True}``.
         brokers, kafka: as in ``[source]``; when given, a topic that was recreated is refused.
-        connect: opens database sessions; tests inject faults here.
 
     Returns:
         The running query. It ends with an error of :mod:`oncely.errors` in its text when the
@@ -85,7 +83,7 @@ def write_stream(
         url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create,
         rounding=rounding,
     )  # fmt: skip
-    sink = _sink(name, settings, row_schema(df), connect)
+    sink = _sink(name, settings, row_schema(df))
     check_table(sink)
     source = None if brokers is None else KafkaSource(brokers, (), dict(kafka or {}))
     batches = _take_over(df, sink, source, str(checkpoint))
@@ -126,7 +124,7 @@ def _sink_settings(**given: Any) -> SqlSinkSettings:
         raise joined(explain(error, raw), "write_stream") from None
 
 
-def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema, connect: Connect) -> SqlSink:
+def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema) -> SqlSink:
     return SqlSink(
         pipeline=name,
         dialect=dialect_for(settings.url.get_secret_value(), settings.connect_timeout),

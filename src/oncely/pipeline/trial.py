@@ -24,7 +24,7 @@ from oncely.sinks.files.sink import FilesSink
 from oncely.sources.sample import sample
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 _ROWS = 3
 
@@ -82,7 +82,7 @@ class Trial:
     note: str = ""
 
 
-def trial(pipeline: Pipeline, count: int) -> Trial:
+def trial(pipeline: Parts, count: int) -> Trial:
     """Decode and transform a sample of the source's records.
 
     Raises:
@@ -146,7 +146,7 @@ def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _inferred(pipeline: Pipeline, chunk: Chunk) -> Chunk:
+def _inferred(pipeline: Parts, chunk: Chunk) -> Chunk:
     """The chunk with inferred columns, if the sink infers them; its rows are those of one scope."""
     sink: Any = pipeline.sink(pipeline.row_schema()) if _infers(pipeline) else None
     if not isinstance(sink, FilesSink):
@@ -161,12 +161,12 @@ def _inferred(pipeline: Pipeline, chunk: Chunk) -> Chunk:
     return replace(chunk, rows=rows, row_record=record, rejections=(*chunk.rejections, *refused))
 
 
-def _infers(pipeline: Pipeline) -> bool:
+def _infers(pipeline: Parts) -> bool:
     decode = pipeline.settings.decode
     return isinstance(decode, JsonDecode) and decode.inferred
 
 
-def unnamed(pipeline: Pipeline, values: Sequence[bytes | None]) -> list[Unnamed]:
+def unnamed(pipeline: Parts, values: Sequence[bytes | None]) -> list[Unnamed]:
     """The members of JSON values that the schema does not name, the most frequent first."""
     decode = pipeline.settings.decode
     if not isinstance(decode, JsonDecode) or decode.inferred:

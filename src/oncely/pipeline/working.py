@@ -18,6 +18,7 @@ from oncely.config import (
 )
 from oncely.core import events
 from oncely.errors import ConfigError
+from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
 from oncely.runtimes.goal import Goal
@@ -31,7 +32,7 @@ from oncely.sinks.base import CommitsChunks
 from oncely.sinks.kafka.sink import KafkaSink
 
 if TYPE_CHECKING:
-    from oncely.pipeline.pipeline import Pipeline
+    from oncely.pipeline.parts import Parts
 
 
 _ABORT_CHECK = 10.0
@@ -42,14 +43,14 @@ _AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges b
 
 
 def work(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
     path: str | Path | None = None,
     http: Http | None = None,
     on_fenced: OnFenced = "end",
-) -> bool:
+) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
     spans = not isinstance(pipeline.settings.sink, HandlersSinkSettings)  # that sink makes them
     name, group = pipeline.settings.name, pipeline.settings.worker_group
@@ -59,11 +60,11 @@ def work(
         traced(name, group, heard, spans=spans) as observed,
     ):
         return telling_the_end(
-            observed, lambda: _started(pipeline, until, stop, observed, on_fenced)
+            observed, lambda heard: _started(pipeline, until, stop, heard, on_fenced)
         )
 
 
-def refuse_unfit(pipeline: Pipeline) -> None:
+def refuse_unfit(pipeline: Parts) -> None:
     """Refuse what only Spark can run.
 
     Raises:
@@ -92,7 +93,7 @@ def refuse_unfit(pipeline: Pipeline) -> None:
         )
 
 
-def _refuse_group(pipeline: Pipeline) -> None:
+def _refuse_group(pipeline: Parts) -> None:
     """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
     settings = pipeline.settings
     stored = settings.group
@@ -105,7 +106,7 @@ def _refuse_group(pipeline: Pipeline) -> None:
 
 
 def _started(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
@@ -120,7 +121,7 @@ def _started(
 
 
 def _work(
-    pipeline: Pipeline,
+    pipeline: Parts,
     until: Literal["latest"] | None,
     stop: StopSignal,
     listener: events.Listener,
@@ -199,7 +200,7 @@ def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
     return group
 
 
-def _sink_of(pipeline: Pipeline) -> CommitsChunks:
+def _sink_of(pipeline: Parts) -> CommitsChunks:
     """The sink; into Kafka positions are moved by two ids in turn, as commits follow closely."""
     sink = pipeline.sink(pipeline.row_schema())
     if isinstance(sink, KafkaSink):
@@ -215,7 +216,7 @@ def _waits(given: FilterSettings) -> Waits:
     )
 
 
-def _run_of(pipeline: Pipeline, listener: events.Listener) -> WorkerRun:
+def _run_of(pipeline: Parts, listener: events.Listener) -> WorkerRun:
     settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
     return WorkerRun(
         sink=_sink_of(pipeline),

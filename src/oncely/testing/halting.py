@@ -104,7 +104,7 @@ def _marker(file: Path, point: Point) -> Path:
 
 @dataclass(frozen=True)
 class Halting:
-    """``Pipeline.kafka_connect`` and ``Pipeline.files_connect``. Picklable.
+    """``Parts.kafka_connect`` and ``Parts.files_connect``. Picklable.
 
     Attributes:
         file: the pipeline file.
@@ -182,7 +182,7 @@ def main(file: Path, until: Literal["latest"] | None, *, works: bool = False) ->
     settings = Pipeline.from_file(file).settings
     sink = settings.describe()["sink"]
     halting = Halting(file, sink.get("manifest_topic") or sink["topic"])
-    pipeline = Pipeline(settings, kafka_connect=halting.kafka, files_connect=halting.files)
+    pipeline = Pipeline(settings).replaced(kafka_connect=halting.kafka, files_connect=halting.files)
     return run_to_exit_code(pipeline, until, works=works)
 
 

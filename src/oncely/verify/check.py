@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
+from oncely.config import PipelineSettings
 from oncely.core.ranges import TopicPartition
 from oncely.verify.history import Proofs, check_ledger
-from oncely.verify.log import Log
-from oncely.verify.reading import Files, Ledger, NamedFile, Rules
+from oncely.verify.log import Log, read
+from oncely.verify.reading import Files, Ledger, NamedFile, Rules, read_ledger, rules_of
 from oncely.verify.report import Broken, Finding, Report, Unknown
 from oncely.verify.runs import story
 from oncely.verify.together import begun_in, check_log, check_together, explained_by, proven_by
@@ -51,6 +53,21 @@ def check(
         list(dict.fromkeys(unknown)),
         _checked(ledger, log),
     )
+
+
+def verify(settings: PipelineSettings, logs: Sequence[Path]) -> Report:
+    """Check the ledger of a pipeline, its manifest, and its event logs.
+
+    Raises:
+        WrongInput: a log or the ledger can't be read.
+        Unavailable: a server does not answer.
+    """
+    # A run may go on: what the log contained before is in the ledger, and what the ledger contains
+    # is in the log that is read after it.
+    before = read(logs, settings.name)
+    ledger = read_ledger(settings)
+    log = read(logs, settings.name)
+    return check(ledger, log, rules_of(settings), before)
 
 
 def _checked(ledger: Ledger, log: Log) -> dict[str, int]:

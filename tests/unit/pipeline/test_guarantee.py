@@ -136,5 +136,5 @@ def test_preconditions_that_nothing_checks_are_named_where_they_apply(
         "sink": {"kind": "sql", "url": "postgresql://u@h/d", "table": "t", "keep_source": False},
         **sections,
     }
-    found = unchecked(Pipeline(parse(raw), **functions), asked=asked)
+    found = unchecked(Pipeline(parse(raw)).replaced(**functions), asked=asked)
     assert [text in one for text, one in zip(named, found, strict=True)] == [True] * len(named)

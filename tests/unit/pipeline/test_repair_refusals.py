@@ -7,14 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
-from oncely.pipeline.repair import Found
 
 _SQL = {"kind": "sql", "url": "sqlite:///none.db", "table": "rows"}
-_LOST = [Found(TopicPartition("t", 0), 3, "lost")]
+_LOST = [Finding(TopicPartition("t", 0), 3, "lost")]
 
 
 def pipeline(sink: dict[str, Any], **sections: Any) -> Pipeline:

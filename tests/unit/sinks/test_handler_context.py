@@ -16,14 +16,14 @@ from oncely import context
 from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.handlers.batch import Batch
+from oncely.sinks.handlers.batch import Portion
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 
 P0 = TopicPartition("t", 0)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def batch(*records: Mapping[str, bytes | None], names: tuple[str, ...] = ("user",)) -> Batch:
+def batch(*records: Mapping[str, bytes | None], names: tuple[str, ...] = ("user",)) -> Portion:
     """A record for each mapping of headers."""
     headers: list[Any] = [[{"key": k, "value": v} for k, v in one.items()] for one in records]
     numbers = np.arange(len(records))
@@ -32,7 +32,7 @@ def batch(*records: Mapping[str, bytes | None], names: tuple[str, ...] = ("user"
         numbers, pa.table({"id": numbers}), numbers, None, np.array([], dtype=np.int64), (),
         lambda _: [], headers=pa.chunked_array([pa.array(headers, RECORDS.field("headers").type)]),
     )  # fmt: skip
-    (made,) = Batch.of(chunk, (), (*context.TRACE, *names))
+    (made,) = Portion.of(chunk, (), (*context.TRACE, *names))
     return made
 
 

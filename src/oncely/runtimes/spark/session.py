@@ -218,6 +218,13 @@ def exit_code() -> int | None:
         return None
 
 
+def death(error: Exception) -> int | None:
+    """The exit code of Spark's Java process, if its end may be the cause of ``error``."""
+    if not type(error).__module__.startswith(("py4j", "pyspark", "builtins")):
+        return None
+    return exit_code()
+
+
 def stop(session: SparkSession, patience: float = 20.0) -> None:
     """Stop Spark and wait for its Java process, so that no part of it outlives this process.
 

@@ -70,46 +70,17 @@ class Batch:
 
     Iterating gives a :class:`Record` for each row. A record that was filtered has none, and one
     that a transform has split has several.
+
+    Attributes:
+        topic, partition: where the records were read.
     """
 
-    def __init__(
-        self,
-        chunk: Chunk,
-        partition: TopicPartition,
-        numbers: IntArray,
-        names: Collection[str] = TRACE,
-    ) -> None:
-        self.topic, self.partition = partition
-        self._chunk, self._numbers, self._names = chunk, numbers, names
-        self._rejected: dict[int, Rejection] = {}
-
-    @classmethod
-    def of(
-        cls, chunk: Chunk, without: Collection[int], names: Collection[str] = TRACE
-    ) -> Iterator[Batch]:
-        """A batch for each partition of a chunk that has records, without some of them.
-
-        ``names``: of the headers that are the records' context.
-        """
-        numbers = np.union1d(chunk.row_record, chunk.delete_record)
-        numbers = numbers[~np.isin(numbers, sorted(without))]
-        for index, tp in enumerate(chunk.partitions):
-            own = numbers[chunk.partition[numbers] == index]
-            if len(own):
-                yield cls(chunk, tp, own, names)
-
-    def halves(self) -> tuple[Batch, Batch]:
-        """The first records, and the rest."""
-        tp, middle = TopicPartition(self.topic, self.partition), len(self._numbers) // 2
-        parts = self._numbers[:middle], self._numbers[middle:]
-        first, rest = (type(self)(self._chunk, tp, one, self._names) for one in parts)
-        return first, rest
-
-    def one_by_one(self) -> Iterator[Batch]:
-        """A batch for each record."""
-        tp = TopicPartition(self.topic, self.partition)
-        for index in range(len(self._numbers)):
-            yield type(self)(self._chunk, tp, self._numbers[index : index + 1], self._names)
+    topic: str
+    partition: int
+    _chunk: Chunk
+    _numbers: IntArray
+    _names: Collection[str]
+    _rejected: dict[int, Rejection]
 
     @cached_property
     def table(self) -> pa.Table:
@@ -166,6 +137,59 @@ class Batch:
         first, last = self._chunk.offset[self._numbers[[0, -1]]]
         return int(first), int(last)
 
+    def reject(self, record: Record, reason: str) -> None:
+        """Make a record a dead letter.
+
+        The handler is called again for the batch without it, in a new transaction, which contains
+        the dead letter.
+        """
+        if record.number not in self._numbers or record.offset != self._chunk.offset[record.number]:
+            raise ValueError(f"offset {record.offset} is not a record of this batch")
+        self._rejected.setdefault(record.number, Rejection(record.number, "handle", str(reason)))
+
+
+class Portion(Batch):
+    """A batch, as the sink that calls handlers has it."""
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        partition: TopicPartition,
+        numbers: IntArray,
+        names: Collection[str] = TRACE,
+    ) -> None:
+        self.topic, self.partition = partition
+        self._chunk, self._numbers, self._names = chunk, numbers, names
+        self._rejected = {}
+
+    @classmethod
+    def of(
+        cls, chunk: Chunk, without: Collection[int], names: Collection[str] = TRACE
+    ) -> Iterator[Portion]:
+        """A batch for each partition of a chunk that has records, without some of them.
+
+        ``names``: of the headers that are the records' context.
+        """
+        numbers = np.union1d(chunk.row_record, chunk.delete_record)
+        numbers = numbers[~np.isin(numbers, sorted(without))]
+        for index, tp in enumerate(chunk.partitions):
+            own = numbers[chunk.partition[numbers] == index]
+            if len(own):
+                yield cls(chunk, tp, own, names)
+
+    def halves(self) -> tuple[Portion, Portion]:
+        """The first records, and the rest."""
+        tp, middle = TopicPartition(self.topic, self.partition), len(self._numbers) // 2
+        parts = self._numbers[:middle], self._numbers[middle:]
+        first, rest = (type(self)(self._chunk, tp, one, self._names) for one in parts)
+        return first, rest
+
+    def one_by_one(self) -> Iterator[Portion]:
+        """A batch for each record."""
+        tp = TopicPartition(self.topic, self.partition)
+        for index in range(len(self._numbers)):
+            yield type(self)(self._chunk, tp, self._numbers[index : index + 1], self._names)
+
     def messages(self) -> Messages:
         """The records as messages of a span, with the trace of the first one."""
         first, last = self.offsets
@@ -176,16 +200,6 @@ class Batch:
     def only(self) -> int | None:
         """The index of the record, if there is only one."""
         return int(self._numbers[0]) if len(self._numbers) == 1 else None
-
-    def reject(self, record: Record, reason: str) -> None:
-        """Make a record a dead letter.
-
-        The handler is called again for the batch without it, in a new transaction, which contains
-        the dead letter.
-        """
-        if record.number not in self._numbers or record.offset != self._chunk.offset[record.number]:
-            raise ValueError(f"offset {record.offset} is not a record of this batch")
-        self._rejected.setdefault(record.number, Rejection(record.number, "handle", str(reason)))
 
     @property
     def rejections(self) -> list[Rejection]:

@@ -21,7 +21,7 @@ from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMo
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
 from oncely.ledgers.sql.ledger import SqlLedger
-from oncely.sinks.handlers.batch import Batch
+from oncely.sinks.handlers.batch import Batch, Portion
 from oncely.sinks.sql.sink import Refused, letters_of
 from oncely.telemetry import processing
 
@@ -42,7 +42,7 @@ class HandlerFailed(Exception):
         reason: the error.
     """
 
-    def __init__(self, batch: Batch, reason: str) -> None:
+    def __init__(self, batch: Portion, reason: str) -> None:
         self.batch, self.reason = batch, reason
         super().__init__(reason)
 
@@ -228,15 +228,15 @@ class _Attempt:
                 sink.ledger.compare_and_set(ours, self.claim, counts)
         return {tp: [Finished(self.chunk.ranges[tp], one, "data")] for tp, one in counts.items()}
 
-    def _batches(self, gone: Collection[int]) -> Iterator[Batch]:
+    def _batches(self, gone: Collection[int]) -> Iterator[Portion]:
         """What the handlers are called with, in order."""
-        for batch in Batch.of(self.chunk, gone, self.sink.context):
+        for batch in Portion.of(self.chunk, gone, self.sink.context):
             if getattr(self.sink.handlers[batch.topic], "one_by_one", False):
                 yield from batch.one_by_one()
             else:
                 yield batch
 
-    def _handle(self, ours: Connection, batch: Batch, found: list[Rejection]) -> None:
+    def _handle(self, ours: Connection, batch: Portion, found: list[Rejection]) -> None:
         """Handle a batch; with ``isolates`` halve it until the records at fault are found."""
         self.turn.wait(0)
         if self.isolates and self.turn.to_tell():
@@ -260,7 +260,7 @@ class _Attempt:
         if self.max_rejects is not None and len(self.refused) + len(found) > self.max_rejects:
             raise Refused(found)
 
-    def _call(self, ours: Connection, batch: Batch) -> None:
+    def _call(self, ours: Connection, batch: Portion) -> None:
         handler = self.sink.handlers[batch.topic]
         about = partial("handler {}: {}".format, name_of(handler))
         batch.forget_rejections()

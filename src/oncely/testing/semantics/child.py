@@ -45,15 +45,16 @@ def main(job: Path) -> int:
 
 def _dying(order: dict[str, Any], jvm: int) -> tuple[Pipeline, Killer]:
     settings, sink = parse(order["run"]), order["run"]["sink"]
+    made = Pipeline(settings)
     killer = Killer(settings.name, order["point"], settings.delivery, os.getpid(), jvm)
     if sink["kind"] == "files":
         names = KillingNames(killer, sink["manifest_topic"], order["files"])
-        return Pipeline(settings, kafka_connect=names, files_connect=KillingStores(killer)), killer
+        return made.replaced(kafka_connect=names, files_connect=KillingStores(killer)), killer
     if sink["kind"] == "delta":
         stores, tables = KillingStores(killer), KillingTables(killer)
-        return Pipeline(settings, files_connect=stores, delta_connect=tables), killer
+        return made.replaced(files_connect=stores, delta_connect=tables), killer
     clients = KillingClients(killer, sink.get("topic", ""))
-    return Pipeline(settings, KillingSessions(killer), clients), killer
+    return made.replaced(connect=KillingSessions(killer), kafka_connect=clients), killer
 
 
 def _arming(killer: Killer) -> events.Listener:

@@ -1,6 +1,6 @@
 """Faults at the ports: the database's connection and Kafka's producer end their own pipeline.
 
-They are injected through ``Pipeline.connect`` and ``Pipeline.kafka_connect``, are sent to the tasks
+They are injected through ``Parts.connect`` and ``Parts.kafka_connect``, are sent to the tasks
 with the sink, and do nothing until they are armed. Then the first call that reaches the kill point
 kills driver, JVM and worker by SIGKILL.
 """
@@ -104,7 +104,7 @@ class Killer:
 
 @dataclass
 class KillingSessions:
-    """``Pipeline.connect`` for a SQL sink."""
+    """``Parts.connect`` for a SQL sink."""
 
     killer: Killer
 
@@ -166,7 +166,7 @@ class _Session:
 
 @dataclass
 class KillingClients:
-    """``Pipeline.kafka_connect`` for a Kafka sink.
+    """``Parts.kafka_connect`` for a Kafka sink.
 
     Attributes:
         killer: the fault.

@@ -1,6 +1,6 @@
 """Faults at the ports of the files sink: its store, and the producer of the manifest.
 
-They are given to ``Pipeline.files_connect`` and ``Pipeline.kafka_connect``, like those of
+They are given to ``Parts.files_connect`` and ``Parts.kafka_connect``, like those of
 :mod:`oncely.testing.semantics.faults`. Files are written by tasks, so the store kills from a
 worker; they are published by the driver.
 """
@@ -20,7 +20,7 @@ from oncely.testing.semantics.faults import ARRIVING, Killer, KillingClients, Ki
 
 @dataclass
 class KillingStores:
-    """``Pipeline.files_connect``."""
+    """``Parts.files_connect``."""
 
     killer: Killer
 
@@ -50,7 +50,7 @@ class _Place:
 
 @dataclass
 class KillingTables:
-    """``Pipeline.delta_connect``."""
+    """``Parts.delta_connect``."""
 
     killer: Killer
 
@@ -78,7 +78,7 @@ class _Table:
 
 @dataclass
 class KillingNames(KillingClients):
-    """``Pipeline.kafka_connect`` for a files sink; its topic is the manifest.
+    """``Parts.kafka_connect`` for a files sink; its topic is the manifest.
 
     Attributes:
         files: the number of files of one batch.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def main(file: Path) -> int:
     for number, work in enumerate(order["works"]):
         app.relocate(order["brokers"], work["url"], work["group"])
         killing = KillAt(work["call"], work["after"], armed_by=LEND)
-        replace(app.pipeline, connect=killing).work("latest")
+        killing.of(app.pipeline).work("latest")
         close_all()
         file.with_suffix(f".{number}").write_text(json.dumps(killing.counter.seen))
     return 0

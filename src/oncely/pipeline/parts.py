@@ -1,0 +1,460 @@
+"""The parts of a pipeline by its settings: source, decoder, transform, destination, batches."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+
+import pyarrow as pa
+
+from oncely.clients.delta import DeltaConnect
+from oncely.clients.delta import connect as connect_delta
+from oncely.clients.files.store import Connect as FilesConnect
+from oncely.clients.files.store import connect as connect_files
+from oncely.clients.kafka import properties
+from oncely.clients.kafka.client import make
+from oncely.clients.per_process import said
+from oncely.clients.sql.connection import Connect, connect
+from oncely.commit.run import Interval
+from oncely.config import (
+    DeltaSinkSettings,
+    FilesSinkSettings,
+    HandlersSinkSettings,
+    PipelineSettings,
+    SqlSinkSettings,
+)
+from oncely.config.arguments import checked
+from oncely.errors import ConfigError, OncelyError, SchemaChanged
+from oncely.extras import require
+from oncely.ledgers.topic.cluster import Connect as KafkaConnect
+from oncely.pipeline.sql_destination import SqlDestination
+from oncely.pipeline.stored_destination import store_of
+from oncely.secrets import Secrets, scope
+from oncely.sources.kafka import KafkaSource
+from oncely.sources.start import Moment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from oncely.commit.delivery import Order
+    from oncely.decode.base import Decoder
+    from oncely.ledgers.stores.ledger import StoreLedger
+    from oncely.pipeline.destination import Destination, LedgerState
+    from oncely.pipeline.expected import PipelineExpected
+    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
+    from oncely.runtimes.chunks import Bounds
+    from oncely.runtimes.dropping import Drops
+    from oncely.runtimes.jobs.base import Jobs
+    from oncely.runtimes.row_transform import RowTransform
+    from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
+    from oncely.sinks.base import Sink
+    from oncely.sinks.handlers.sink import Handler
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Parts")
+
+
+def hiding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Refuse wrong arguments, and redact the pipeline's secrets in errors that leave ``method``."""
+    told = checked(method)
+
+    @wraps(method)
+    def wrapped(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with scope(self.secrets):
+            try:
+                return told(self, *args, **kwargs)
+            except OncelyError as error:
+                error.hide(self.secrets)  # it may come from a thread or an executor
+                raise
+
+    return wrapped
+
+
+@dataclass(frozen=True, repr=False)
+class Parts:
+    """The parts of a pipeline, as its operations use them; not for users, who have ``Pipeline``.
+
+    Attributes:
+        settings: the settings of the pipeline file.
+        connect: opens database sessions.
+        kafka_connect: creates the clients of a Kafka or files sink.
+        files_connect: opens the root of a files sink.
+        delta_connect: loads and commits to a Delta table.
+        handlers: the functions of a ``handlers`` sink, by topic; see :class:`oncely.Worker`.
+        drops: likewise, functions that drop records.
+        threads: the number of threads of each topic's partitions, for topics with several.
+    """
+
+    settings: PipelineSettings
+    connect: Connect = connect
+    kafka_connect: KafkaConnect = make
+    files_connect: FilesConnect = connect_files
+    delta_connect: DeltaConnect = connect_delta
+    handlers: Mapping[str, Handler] | None = None
+    drops: Mapping[str, Drops] | None = None
+    threads: Mapping[str, int] = field(default_factory=dict)
+
+    def replaced(self, **fields: Any) -> Self:
+        """The same pipeline with fields of this class replaced, and with clients of its own."""
+        made = object.__new__(type(self))
+        own = {name: getattr(self, name) for name in Parts.__dataclass_fields__}
+        Parts.__init__(made, **own | fields)
+        return made
+
+    @cached_property
+    def secrets(self) -> Secrets:
+        """The secret values, which must not be in any text about this pipeline."""
+        kafka = self.settings.source.kafka_properties()
+        return self.settings.secrets | properties.secrets(kafka)
+
+    @cached_property
+    def source(self) -> KafkaSource:
+        """The topics."""
+        source = self.settings.source
+        return KafkaSource(source.brokers, source.topics, source.kafka_properties())
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """The decoder of records; those of ``filter.drop`` are dropped."""
+        from oncely.pipeline.decoding import decoder_of
+        from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
+
+        settings, rounding = self.settings, self.settings.sink.rounding == "allow"
+        decoder = decoder_of(settings.decode, settings.source.topics, rounding=rounding)
+        if self.drops:
+            decoder = DroppingDecoder(decoder, Functions(self.drops))
+        if self.settings.filter.drop is None:
+            return decoder
+        drop = Condition(self.settings.filter.drop)
+        drop.check()
+        return DroppingDecoder(decoder, drop)
+
+    def with_newest_schema(self, run: Callable[[], T]) -> T:
+        """Run; when records of a newer schema have come, begin again as a restart does.
+
+        Raises:
+            WrongInput: the destination does not accept the columns of the newest schema.
+            The errors of ``run``, but for :class:`SchemaChanged`.
+        """
+        while True:
+            try:
+                return run()
+            except SchemaChanged as changed:
+                log.warning("%s: beginning again", changed.message)
+                self.__dict__.pop("decoder", None)
+                self.preflight()
+
+    @property
+    def expiring_decoder(self) -> Decoder:
+        """The decoder of a run, which also drops records that have expired by now."""
+        from oncely.runtimes.dropping import DroppingDecoder
+
+        expire = self.settings.filter.expire
+        return self.decoder if expire is None else DroppingDecoder(self.decoder, expire=expire)
+
+    @property
+    def spark_path(self) -> str | None:
+        """``package.module:function`` of the Spark transform, or None."""
+        transform = self.settings.transform
+        return transform.spark if transform is not None else None
+
+    @cached_property
+    def spark_transform(self) -> Transform | None:
+        """The Spark transform, from DataFrame to DataFrame, or None.
+
+        Raises:
+            ConfigError: the function cannot be imported.
+        """
+        from oncely.runtimes.row_transform import load_function
+
+        path = self.spark_path
+        return load_function("transform.spark", path) if path is not None else None
+
+    @cached_property
+    def row_transform(self) -> RowTransform:
+        """The row transform; the identity if there is none. Only tables have a type for JSON."""
+        from oncely.runtimes.row_transform import KeepsKeys, PlainTexts, Unchanged
+
+        made, sink = self._row_transform(), self.settings.sink
+        if (keys := self.settings.tombstone_keys) and not isinstance(made, Unchanged):
+            made = KeepsKeys(made, keys, "sink.key" if hasattr(sink, "key") else "sink.keys")
+        return made if sink.kind == "sql" else PlainTexts(made)
+
+    def _row_transform(self) -> RowTransform:
+        from oncely.runtimes.row_transform import PythonTransform, SqlTransform, Unchanged
+
+        transform = self.settings.transform
+        if transform is not None and transform.sql is not None:
+            return SqlTransform(transform.sql)
+        if transform is not None and transform.python is not None:
+            return PythonTransform(transform.python)
+        return Unchanged()
+
+    @hiding
+    def row_schema(self, spark: SparkSession | None = None) -> pa.Schema:
+        """The columns that reach the sink; for a Spark transform a session is needed.
+
+        Raises:
+            ConfigError: the transform fails on the decoder's columns.
+        """
+        if self.spark_transform is not None:
+            return self._made_by_spark(spark or self.start_spark(), self.spark_transform)
+        return self.destination.row_schema(self.transformed_schema())
+
+    def transformed_schema(self) -> pa.Schema:
+        """The columns of the rows of a row transform.
+
+        Raises:
+            ConfigError: the transform fails on the decoder's columns.
+        """
+        return self.row_transform.output(self.decoder.schema)
+
+    def _made_by_spark(self, spark: SparkSession, transform: Transform) -> pa.Schema:
+        from oncely.runtimes.spark import session
+        from oncely.runtimes.spark.batch_commit import output_schema
+
+        try:
+            return output_schema(spark, transform, self.decoder.schema)
+        except OncelyError:
+            raise
+        except Exception as error:  # the user's own code: it may raise any exception
+            if session.death(error):
+                raise
+            text = said(error).splitlines()[0]
+            raise ConfigError(
+                "transform.spark",
+                f"{self.spark_path} fails on a DataFrame without rows: {text}",
+                way_out="it gets the columns of decode: "
+                + ", ".join(f"{one.name} {one.type}" for one in self.decoder.schema),
+            ) from None
+
+    def require_packages(self) -> None:
+        """Refuse a sink or a store whose packages are not installed; asks no server.
+
+        Raises:
+            ConfigError: names the extra to install.
+        """
+        sink = self.settings.sink
+        sqlite = isinstance(sink, SqlSinkSettings) and sink.dialect == "sqlite"
+        if isinstance(sink, SqlSinkSettings | HandlersSinkSettings) and not sqlite:
+            require("sql", "sink.url", "PostgreSQL")
+        elif sink.kind in ("files", "delta"):
+            require(sink.kind, "sink.kind", sink.kind)
+        self.store  # noqa: B018 - made here for the first time, and not connected
+
+    @cached_property
+    def destination(self) -> Destination:
+        """The destination, by the kind of the sink.
+
+        Its module is imported here: commands of other kinds need not wait for its packages.
+        """
+        self.require_packages()
+        given = self.settings.sink
+        inner: Destination
+        if isinstance(given, SqlSinkSettings):
+            inner = SqlDestination(self.settings, given, self.connect)
+        elif isinstance(given, HandlersSinkSettings):
+            from oncely.pipeline.handlers_destination import HandlersDestination
+
+            name = self.settings.name
+            inner = HandlersDestination(name, given, self.handlers, self.connect, self.threads)
+        elif isinstance(given, FilesSinkSettings):
+            from oncely.pipeline.files_destination import FilesDestination
+
+            inner = FilesDestination(
+                self.settings, given, self.source, self.kafka_connect, self.files_connect
+            )
+        elif isinstance(given, DeltaSinkSettings):
+            from oncely.pipeline.delta_destination import DeltaDestination
+
+            inner = DeltaDestination(self.settings, given, self.files_connect, self.delta_connect)
+        else:
+            from oncely.pipeline.kafka_destination import KafkaDestination
+
+            inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
+        if self.store is None:
+            return inner
+        from oncely.pipeline.stored_destination import StoredDestination
+
+        return StoredDestination(
+            self.settings, inner, self.store.store, self.source, self.mirror_group
+        )
+
+    @cached_property
+    def store(self) -> StoreLedger | None:
+        """The ledger of the positions, if it is not the sink's own.
+
+        Raises:
+            ConfigError: the client's package is not installed.
+        """
+        from oncely.ledgers.stores.ledger import StoreLedger
+
+        store = store_of(self.settings.offsets, self.settings.name, self.source)
+        return None if store is None else StoreLedger(store, self.settings.name)
+
+    def sink(self, schema: pa.Schema) -> Sink:
+        """The destination and the ledger beside it, for rows of these columns."""
+        return self.destination.sink(schema)
+
+    @property
+    def mirror_group(self) -> str | None:
+        """The group to which positions are mirrored; None if they are not.
+
+        If the group itself is the store of the positions, a mirror would erase their metadata.
+        """
+        store = self.settings.offsets.store
+        in_topic = self.settings.sink.kind in ("kafka", "files")
+        in_group = store == "kafka" or (store == "ledger" and in_topic)
+        return None if in_group else self.settings.mirror_group
+
+    @hiding
+    def start_spark(self, log: IO[bytes] | None = None) -> SparkSession:
+        """The Spark session of the pipeline.
+
+        Args:
+            log: the file of Spark's own output; None for stderr.
+        """
+        from oncely.runtimes.spark import session
+
+        spark = self.settings.spark
+        return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
+
+    def batches(self, jobs: Jobs) -> PartitionCommit | BatchCommit | RangeCommit:
+        """The commit of batches, by the kind of the transform and of the sink."""
+        from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
+        from oncely.runtimes.spark.batch_commit import BatchCommit
+        from oncely.runtimes.spark.jobs import SparkJobs
+
+        spark = jobs.session if isinstance(jobs, SparkJobs) else None
+        schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
+        common: dict[str, Any] = {
+            "jobs": jobs,
+            "sink": self.sink(schema),
+            "source": self.source,
+            "decoder": self.expiring_decoder,
+            "topics": tuple(self.settings.source.topics),
+            "max_rejects_share": budget.share,
+            "max_rejects_count": budget.count,
+            "store": self.store,
+            "order": self._order,
+            "interval": self._interval,
+        }
+        if self.spark_transform is not None:
+            return BatchCommit(transform=self.spark_transform, **common)
+        if isinstance(self.settings.sink, FilesSinkSettings):
+            layout = self.settings.sink.layout
+            return RangeCommit(transform=self.row_transform, layout=layout, **common)
+        if isinstance(self.settings.sink, DeltaSinkSettings):
+            return RangeCommit(transform=self.row_transform, **common)
+        return PartitionCommit(transform=self.row_transform, bounds=self._bounds(), **common)
+
+    @property
+    def _order(self) -> Order:
+        """The order in which records and positions take effect."""
+        orders: dict[str, Order] = {
+            "exactly_once": "together",
+            "at_most_once": "position_first",
+        }
+        return orders.get(self.settings.delivery, "records_first")
+
+    @property
+    def _interval(self) -> Interval | None:
+        """The interval of the position timer, if there is one."""
+        given = self.settings.commit_interval
+        if self.settings.delivery != "none":
+            return None
+        return Interval() if given is None else Interval(given.seconds, given.records)
+
+    def _bounds(self) -> Bounds:
+        """The maximum size of one commit of a task."""
+        from oncely.runtimes.chunks import Bounds
+
+        interval, usual = self.settings.commit_interval, Bounds()
+        if interval is None or self.settings.delivery == "none":
+            return usual
+        return Bounds(
+            min(interval.records or usual.records, usual.records),
+            usual.bytes,
+            min(interval.seconds or usual.seconds, usual.seconds),
+        )
+
+    @hiding
+    def preflight(self) -> None:
+        """Check the pipeline before Spark's start, which takes seconds; writes nothing.
+
+        Raises:
+            WrongInput: a topic is missing, the table does not accept the rows, or similar.
+            Unavailable: a server does not answer.
+        """
+        self.require_packages()
+        self.source.check_properties()
+        self.source.identity()
+        if self.spark_transform is None:
+            self.destination.check(self.row_schema())
+        self.refuse_keep_source()
+        self.refuse_future_start()
+
+    def refuse_future_start(self, known: LedgerState | None = None) -> None:
+        """Refuse a first start at a time that has not come, which would begin at the end.
+
+        Args:
+            known: the state of the ledger; read if it is needed.
+
+        Raises:
+            ConfigError: ``source.start``.
+        """
+        start = self.settings.source.start
+        if not isinstance(start, Moment) or start.timestamp_ms <= time.time() * 1000:
+            return
+        if not (known or self.destination.look()).positions:
+            raise ConfigError(
+                "source.start",
+                f"{start} is in the future: a first start would begin at the end of the topics",
+                way_out='write "latest" if that is meant, or a time that has passed',
+            )
+
+    def refuse_keep_source(self) -> None:
+        """Refuse ``keep_source`` for rows without an origin.
+
+        Raises:
+            ConfigError: ``sink.keep_source`` with a Spark transform.
+        """
+        given = self.settings.sink
+        without = FilesSinkSettings | HandlersSinkSettings
+        keeps = not isinstance(given, without) and given.keep_source
+        if self.spark_path is not None and keeps:
+            raise ConfigError(
+                "sink.keep_source",
+                "a row of a Spark transform comes from no single record",
+                way_out="remove it; where a row needs its origin, use transform.sql or .python",
+            )
+
+    @property
+    def expected(self) -> PipelineExpected | None:
+        """Recomputes the rows of records, for an audit; None with a Spark transform, whose rows
+        belong to no single record, and if records expire: when a record was read is not stored."""
+        from oncely.pipeline.expected import PipelineExpected
+
+        settings = self.settings
+        unknown = settings.by_spark or settings.filter.expire is not None
+        return None if unknown else PipelineExpected(self)
+
+    @hiding
+    def end_refusal(self, refused: str) -> None:
+        """Accept a destination that the next start would refuse, and to which a repair had nothing
+        to write.
+
+        Args:
+            refused: the reason, read before an audit that is clean.
+        """
+        from oncely.sinks.delta.rewrite import DeltaRewrites
+
+        with self.destination.rewriting(self.row_schema()) as rewrites:
+            if isinstance(rewrites, DeltaRewrites):
+                rewrites.end_refusal(refused)
