@@ -190,15 +190,21 @@ def plan(
             min=0, max=100_000, metavar="N", help="Decode and transform N records of the topics."
         ),
     ] = 0,
+    guarantee: Annotated[
+        bool, flag("--guarantee", "Print the reasons and limits of the guarantee.")
+    ] = False,
+    ddl: Annotated[
+        bool, flag("--ddl", "Print columns, the DDL of what is missing, and Kafka ACLs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Check the pipeline and print the effects of a run; writes nothing.
 
-    Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
+    --json has all of it. Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
     """
     from oncely.cli.plan import show_plan
 
-    return show_plan(file, spark, sample, as_json)
+    return show_plan(file, spark, sample, as_json, guarantee=guarantee, ddl=ddl)
 
 
 @app.verb("schema")

@@ -405,7 +405,7 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
             way_out="grant this user Describe and Read on the topics of the source, and on those of"
-            " the sink what the kafka-acls commands of `oncely plan` grant",
+            " the sink what is granted by the kafka-acls commands of `oncely plan --ddl`",
         )
     text = f"{doing}: {brokers}: {error.str()}"
     if error.code() in _FINAL:
