@@ -715,8 +715,17 @@ def torture(
 local = app.group("local", "A Kafka broker and PostgreSQL on this machine, in the background.")
 
 
+LocalFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Their data; by default $ONCELY_LOCAL_DIR, or ~/.cache/oncely/local."
+    ),
+]
+
+
 @local.verb("up")
 def local_up(
+    folder: LocalFolder = None,
     export: Annotated[
         bool,
         flag(
@@ -727,28 +736,29 @@ def local_up(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start the servers, and print their addresses."""
+    """Start the servers, and print their addresses with the password of PostgreSQL."""
     from oncely.cli.local import up
 
-    up(as_json, export=export)
+    up(folder, as_json, export=export)
 
 
 @local.verb("down")
 def local_down(
+    folder: LocalFolder = None,
     erase: Annotated[bool, flag("--erase", "Also delete their data.")] = False,
 ) -> None:
     """Stop the servers; their data is kept."""
     from oncely.cli.local import down
 
-    down(erase)
+    down(folder, erase=erase)
 
 
 @local.verb("status")
-def local_status(as_json: AsJson = False) -> int:
-    """Print the addresses of the servers; exit code 1 if they are not running."""
+def local_status(folder: LocalFolder = None, as_json: AsJson = False) -> int:
+    """Print the addresses of the servers, no password; exit code 1 if they are not running."""
     from oncely.cli.local import status as local_status_
 
-    return local_status_(as_json)
+    return local_status_(folder, as_json)
 
 
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
@@ -774,6 +784,7 @@ def local_produce(
         int | None, typer.Option(min=1, metavar="N", help="Of a topic that it creates.")
     ] = None,
     brokers: OtherBrokers = None,
+    folder: LocalFolder = None,
 ) -> None:
     """Write each line of standard input to a topic as the value of a record, until its end.
 
@@ -782,7 +793,7 @@ def local_produce(
     """
     from oncely.cli.local_topics import produce
 
-    produce(topic, key=key, records=records, partitions=partitions, brokers=brokers)
+    produce(topic, key=key, records=records, partitions=partitions, brokers=brokers, folder=folder)
 
 
 @local.verb("consume")
@@ -795,6 +806,7 @@ def local_consume(
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of records.")
     ] = None,
     brokers: OtherBrokers = None,
+    folder: LocalFolder = None,
 ) -> None:
     """Print the committed records of a topic as JSON lines, partition by partition.
 
@@ -802,7 +814,7 @@ def local_consume(
     """
     from oncely.cli.local_topics import consume
 
-    consume(topic, follow=follow, limit=limit, brokers=brokers)
+    consume(topic, follow=follow, limit=limit, brokers=brokers, folder=folder)
 
 
 def main() -> None:

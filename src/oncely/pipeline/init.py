@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oncely.clients.kafka.client import at_start
 from oncely.clients.kafka.properties import SECRET
 from oncely.config import parse
 from oncely.config.urls import passwords
@@ -114,6 +115,7 @@ def _variable(key: str) -> str:
     return re.sub(r"\W", "_", key).upper()
 
 
+@at_start()
 def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
     found = sample(pipeline.source, wanted.sample)
     if not found.num_rows:

@@ -17,7 +17,7 @@ from oncely.clients.delta import connect as connect_delta
 from oncely.clients.files.store import Connect as FilesConnect
 from oncely.clients.files.store import connect as connect_files
 from oncely.clients.kafka import properties
-from oncely.clients.kafka.client import make
+from oncely.clients.kafka.client import at_start, make
 from oncely.clients.per_process import said
 from oncely.clients.sql.connection import Connect, connect
 from oncely.commit.run import Interval
@@ -536,6 +536,7 @@ class Pipeline:
     # -- asking and mending ----------------------------------------------------------------
 
     @_hiding
+    @at_start()
     def status(self) -> Status:
         """Position, end and lag of every partition, rejects, epoch; writes nothing.
 
@@ -548,6 +549,7 @@ class Pipeline:
         return status.status(self)
 
     @_hiding
+    @at_start()
     def plan(self, *, use_spark: bool | None = None, sample: int = 0) -> Plan:
         """Check the pipeline without writing, and describe the effects of a run.
 
@@ -563,6 +565,7 @@ class Pipeline:
         return planning.plan(self, use_spark, sample)
 
     @_hiding
+    @at_start()
     def partition_offsets(self) -> list[PartitionOffsets]:
         """First offset, position, end and mirrored offset of every partition.
 
