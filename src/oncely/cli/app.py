@@ -70,7 +70,7 @@ def _oncely(
 
 @app.verb()
 def init(
-    brokers: Annotated[str, option("HOST:PORT", "More of them after commas.")],
+    brokers: Annotated[str, option("HOST:PORT", "More of them after commas; or '${NAME}'.")],
     topic: Annotated[str, option("TOPIC", "The topic to read.")],
     to: Annotated[
         str | None,
