@@ -29,6 +29,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from oncely.errors import Unavailable, WrongInput
+from oncely.wording import plural
 
 KAFKA_BROKER = "org.apache.kafka:kafka_2.13:4.1.0"
 POSTGRES_JDBC = "org.postgresql:postgresql:42.7.7"
@@ -64,6 +65,7 @@ fetched."""
 _MANIFEST = "jars.json"
 _OLDEST_JAVA = 17
 _TRIES = 3
+_TELL = 5.0  # seconds
 _MEGABYTE = 1_000_000
 
 
@@ -325,34 +327,37 @@ def _arrived(cache: Path) -> tuple[int, int]:
 
 @contextmanager
 def _progress(coordinate: str) -> Iterator[Callable[[int, int], None]]:
-    """Show the download on stderr: a live line on a terminal, else a line at the start and at the
-    end."""
+    """Show the download on stderr: a live line on a terminal, else a line every few seconds."""
+
+    def said(jars: int, size: int) -> str:
+        much = f"{plural(jars, 'jar')}, {size / _MEGABYTE:.1f} MB"
+        return f"{coordinate}: {much if size else 'looking up what it needs'}"
+
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(f"{coordinate}: resolving")
+            task = bar.add_task(f"fetching {said(0, 0)}")
 
             def show(jars: int, size: int) -> None:
-                text = f"{coordinate}: {jars} jars, {size / _MEGABYTE:.1f} MB"
-                bar.update(task, description=text)
+                bar.update(task, description=f"fetching {said(jars, size)}")
 
             yield show
         return
-    print(f"{coordinate}: fetching its jars", file=sys.stderr)
-    began, last = time.monotonic(), (0, 0)
+    print(f"{coordinate}: fetching its jars into {cache_directory()}", file=sys.stderr)
+    began, told, last = time.monotonic(), 0.0, (0, 0)
 
     def keep(jars: int, size: int) -> None:
-        nonlocal last
-        last = (jars, size)
+        nonlocal last, told
+        last, took = (jars, size), time.monotonic() - began
+        if took > told + _TELL:
+            told = took
+            print(said(*last), file=sys.stderr)
 
     yield keep
-    took = time.monotonic() - began
-    print(
-        f"{coordinate}: {last[0]} jars, {last[1] / _MEGABYTE:.1f} MB, {took:.0f} s", file=sys.stderr
-    )
+    print(f"{said(*last)}, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 def _download_failed(coordinate: str, log: Path) -> Unavailable:

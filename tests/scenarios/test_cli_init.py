@@ -16,11 +16,16 @@ from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json, run
 
 
+@pytest.fixture(autouse=True)
+def brokers(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKERS", broker.bootstrap)
+
+
 @pytest.fixture
 def topic(broker: Broker, make_topic: Any) -> str:
     """30 orders in 3 partitions, one broken value, and an aborted transaction."""
     orders = [
-        {"id": f"o{i}", "at": "2026-01-02T10:00:00Z", "amount": i * 1.5, "lines": [{"sku": "a"}]}
+        {"id": f"o{i}", "at": "2026-01-02T10:00:00Z", "amount": i * 1.25, "lines": [{"sku": "a"}]}
         for i in range(30)
     ]
     records = [(i % 3, one["id"], json.dumps(one)) for i, one in enumerate(orders)]
@@ -39,7 +44,8 @@ def test_the_proposal_is_planned_and_run(broker: Broker, topic: str, tmp_path: P
     arguments = ("init", "--brokers", broker.bootstrap, "--topic", topic, "-o", file)
     groups = AdminClient({"bootstrap.servers": broker.bootstrap}).list_consumer_groups
     before = {one.group_id for one in groups(request_timeout=60).result(120).valid}
-    oncely(*arguments, "--to", f"sqlite:///{tmp_path}/orders.db")
+    said = oncely(*arguments, "--to", f"sqlite:///{tmp_path}/orders.db").stdout
+    assert f"\n  export BROKERS={broker.bootstrap}\n  oncely plan {file} --sample 1000\n" in said
     plan = oncely_json("plan", file, "--sample", 100)
     assert plan["can_run"]
     sample = plan["sample"]
@@ -55,6 +61,9 @@ def test_the_proposal_is_planned_and_run(broker: Broker, topic: str, tmp_path: P
     assert "--force" in refused.stderr
     text = file.read_text()
     assert "aborted" not in text
+    assert 'brokers = "${BROKERS}" ' in text
+    assert f"# export BROKERS={broker.bootstrap} before" in text
+    assert "amount DECIMAL(18, 2)" in text
     assert 'column = "id"' in text
     printed = oncely("init", "--brokers", broker.bootstrap, "--topic", topic, "-o", "-").stdout
     assert f'topics = ["{topic}"]' in printed

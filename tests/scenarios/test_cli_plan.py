@@ -85,11 +85,27 @@ def test_batches_beyond_the_bound_of_a_response_are_told(world: World) -> None:
 
 
 def test_the_screen_says_what_matters(world: World) -> None:
+    """A terminal of 80 by 24 shows all of it above the prompt; the first run is told last."""
     said = oncely("plan", world.file()).stdout
-    for one in ("exactly once, by partition commit", "it can run", "CREATE TABLE IF NOT EXISTS",
-                "kafka-acls --bootstrap-server", "up to 4 connections", "ends"):  # fmt: skip
+    for one in ("exactly once, by partition commit", "it can run", "up to 4 connections"):
         assert one in said
-    assert urlsplit(world.url).password not in said
+    lines = said.rstrip().splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    last = " ".join(" ".join(lines[-4:]).split())
+    assert "first run reads 30 offsets from earliest, makes rows, oncely_pipelines," in last
+    more = oncely("plan", world.file(), "--ddl", "--guarantee").stdout
+    for one in ("CREATE TABLE IF NOT EXISTS", "kafka-acls --bootstrap-server", "  ends ", "bigint"):
+        assert one in more
+        assert one not in said
+    assert urlsplit(world.url).password not in said + more
+
+
+def test_the_screen_of_a_later_start_tells_of_no_first_run(world: World) -> None:
+    oncely("work", world.file(), "--until", "latest")
+    said = oncely("plan", world.file()).stdout
+    assert "begins    where epoch " in said
+    assert "first run" not in said
 
 
 def test_all_problems_are_told_at_once(world: World) -> None:

@@ -120,6 +120,7 @@ def test_two_processes_at_once_fetch_once_and_get_the_same(cache: Path) -> None:
     assert answers[0][0] == answers[1][0] != ""
     fetched = [error for _, error in answers if "fetching its jars" in error]
     assert len(fetched) == 1
+    assert re.search(r"7\.7: 2 jars, 0\.0 MB, \d+ s\n", fetched[0])
     assert _leftovers(cache) == []
 
 

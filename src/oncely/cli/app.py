@@ -70,7 +70,7 @@ def _oncely(
 
 @app.verb()
 def init(
-    brokers: Annotated[str, option("HOST:PORT", "More of them after commas.")],
+    brokers: Annotated[str, option("HOST:PORT", "More of them after commas; or '${NAME}'.")],
     topic: Annotated[str, option("TOPIC", "The topic to read.")],
     to: Annotated[
         str | None,
@@ -190,15 +190,21 @@ def plan(
             min=0, max=100_000, metavar="N", help="Decode and transform N records of the topics."
         ),
     ] = 0,
+    guarantee: Annotated[
+        bool, flag("--guarantee", "Print the reasons and limits of the guarantee.")
+    ] = False,
+    ddl: Annotated[
+        bool, flag("--ddl", "Print columns, the DDL of what is missing, and Kafka ACLs.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Check the pipeline and print the effects of a run; writes nothing.
 
-    Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
+    --json has all of it. Exit codes: 0 it can run; 2 it needs changes; 1 a server does not answer.
     """
     from oncely.cli.plan import show_plan
 
-    return show_plan(file, spark, sample, as_json)
+    return show_plan(file, spark, sample, as_json, guarantee=guarantee, ddl=ddl)
 
 
 @app.verb("schema")
@@ -709,8 +715,17 @@ def torture(
 local = app.group("local", "A Kafka broker and PostgreSQL on this machine, in the background.")
 
 
+LocalFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Their data; by default $ONCELY_LOCAL_DIR, or ~/.cache/oncely/local."
+    ),
+]
+
+
 @local.verb("up")
 def local_up(
+    folder: LocalFolder = None,
     export: Annotated[
         bool,
         flag(
@@ -721,28 +736,29 @@ def local_up(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start the servers, and print their addresses."""
+    """Start the servers, and print their addresses with the password of PostgreSQL."""
     from oncely.cli.local import up
 
-    up(as_json, export=export)
+    up(folder, as_json, export=export)
 
 
 @local.verb("down")
 def local_down(
+    folder: LocalFolder = None,
     erase: Annotated[bool, flag("--erase", "Also delete their data.")] = False,
 ) -> None:
     """Stop the servers; their data is kept."""
     from oncely.cli.local import down
 
-    down(erase)
+    down(folder, erase=erase)
 
 
 @local.verb("status")
-def local_status(as_json: AsJson = False) -> int:
-    """Print the addresses of the servers; exit code 1 if they are not running."""
+def local_status(folder: LocalFolder = None, as_json: AsJson = False) -> int:
+    """Print the addresses of the servers, no password; exit code 1 if they are not running."""
     from oncely.cli.local import status as local_status_
 
-    return local_status_(as_json)
+    return local_status_(folder, as_json)
 
 
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
@@ -768,6 +784,7 @@ def local_produce(
         int | None, typer.Option(min=1, metavar="N", help="Of a topic that it creates.")
     ] = None,
     brokers: OtherBrokers = None,
+    folder: LocalFolder = None,
 ) -> None:
     """Write each line of standard input to a topic as the value of a record, until its end.
 
@@ -776,7 +793,7 @@ def local_produce(
     """
     from oncely.cli.local_topics import produce
 
-    produce(topic, key=key, records=records, partitions=partitions, brokers=brokers)
+    produce(topic, key=key, records=records, partitions=partitions, brokers=brokers, folder=folder)
 
 
 @local.verb("consume")
@@ -789,6 +806,7 @@ def local_consume(
         int | None, typer.Option(min=1, metavar="N", help="Maximum number of records.")
     ] = None,
     brokers: OtherBrokers = None,
+    folder: LocalFolder = None,
 ) -> None:
     """Print the committed records of a topic as JSON lines, partition by partition.
 
@@ -796,7 +814,7 @@ def local_consume(
     """
     from oncely.cli.local_topics import consume
 
-    consume(topic, follow=follow, limit=limit, brokers=brokers)
+    consume(topic, follow=follow, limit=limit, brokers=brokers, folder=folder)
 
 
 def main() -> None:

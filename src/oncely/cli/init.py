@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oncely.cli import screen
 from oncely.errors import ConfigError
-from oncely.pipeline.init import Wanted, default_file, given_pipeline, pipeline_file
+from oncely.pipeline.init import Wanted, default_file, exports, given_pipeline, pipeline_file
 
 
 def write_proposal(wanted: Wanted, out: Path | None, *, force: bool) -> None:
@@ -30,4 +30,5 @@ def write_proposal(wanted: Wanted, out: Path | None, *, force: bool) -> None:
         file.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigError("--out", f"can't write {file}: {error.strerror}") from None
-    screen.out.print(f"wrote {file}; next: oncely plan {file} --sample {wanted.sample}")
+    steps = (exports(wanted), f"oncely plan {file} --sample {wanted.sample}")
+    screen.out.print("\n  ".join([f"wrote {file}; next:", *filter(None, steps)]))

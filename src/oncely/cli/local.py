@@ -6,11 +6,14 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncely import artifacts
 from oncely.cli import screen
+from oncely.config.urls import without_password
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -40,8 +43,13 @@ def _servers() -> ModuleType:
     return servers
 
 
-def up(as_json: bool, *, export: bool = False) -> None:
+def up(folder: Path | None, as_json: bool, *, export: bool = False) -> None:
     """Start the servers and print their addresses, or shell commands that set them as variables.
+
+    Args:
+        folder: their data; None: the usual one.
+        as_json: print JSON.
+        export: print commands.
 
     Raises:
         WrongInput: both formats are requested.
@@ -49,12 +57,7 @@ def up(as_json: bool, *, export: bool = False) -> None:
     if as_json and export:
         raise WrongInput("--export and --json exclude each other")
     servers = _servers()
-    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
-    if screen.err.is_terminal:
-        with screen.err.status("starting a Kafka broker and PostgreSQL"):
-            running = servers.up()
-    else:
-        running = servers.up()
+    running: LocalServers = servers.status(folder) or _started(servers, folder)
     if export:
         for name, value in (("BROKERS", running.brokers), ("POSTGRES", running.postgres)):
             sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
@@ -62,13 +65,23 @@ def up(as_json: bool, *, export: bool = False) -> None:
     _show(running, as_json)
 
 
-def brokers() -> str:
-    """The address of the local broker.
+def _started(servers: ModuleType, folder: Path | None) -> LocalServers:
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
+    said = f"starting a Kafka broker and PostgreSQL in {servers.home_directory(folder)}"
+    if not (live := screen.err.is_terminal):
+        screen.note(said)
+    with screen.err.status(said) if live else nullcontext():
+        made: LocalServers = servers.up(folder)
+        return made
+
+
+def brokers(folder: Path | None) -> str:
+    """The address of the local broker in a folder, by default the usual one.
 
     Raises:
         WrongInput: it is not running.
     """
-    running: LocalServers | None = _servers().status()
+    running: LocalServers | None = _servers().status(folder)
     if running is None:
         raise WrongInput(
             "the local broker is not running",
@@ -77,19 +90,20 @@ def brokers() -> str:
     return running.brokers
 
 
-def down(erase: bool) -> None:
+def down(folder: Path | None, *, erase: bool) -> None:
     """Stop the servers."""
-    servers = _servers()
-    ended = servers.down(erase=erase)
+    ended = _servers().down(folder, erase=erase)
     screen.out.print("stopped" if ended else "nothing was running")
 
 
-def status(as_json: bool) -> int:
-    """Print the addresses of the servers; exit code 1 if they are not running."""
-    servers = _servers()
-    running = servers.status()
+def status(folder: Path | None, as_json: bool) -> int:
+    """Print the addresses of the servers without the password; exit code 1 if they are not
+    running."""
+    running: LocalServers | None = _servers().status(folder)
     if running is not None:
-        _show(running, as_json)
+        _show(replace(running, postgres=without_password(running.postgres)), as_json)
+        if not as_json:
+            screen.note("`oncely local up` prints the password, too")
     elif as_json:
         screen.show_json(None)
     else:
@@ -98,8 +112,8 @@ def status(as_json: bool) -> int:
 
 
 def _show(running: LocalServers, as_json: bool) -> None:
-    """Print the addresses, unredacted: they include the password."""
-    where = {"brokers": running.brokers, "postgres": running.postgres}
+    """Print the addresses, unredacted."""
+    where = asdict(running)
     if as_json:
         sys.stdout.write(json.dumps(where) + "\n")
         return

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, islice
+from pathlib import Path
 
 import confluent_kafka as ck
 import pyarrow as pa
@@ -21,6 +22,7 @@ from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.sources.kafka import KafkaSource, Watermarks
+from oncely.wording import plural
 
 _TIMEOUT = 30.0  # seconds
 _POSITION = {"topic", "partition", "offset", "timestamp"}
@@ -30,8 +32,9 @@ Numbered = Iterable[tuple[int, Message]]
 
 
 def produce(
-    topic: str, *, key: str | None, records: bool, partitions: int | None, brokers: str | None
-) -> None:
+    topic: str, *, key: str | None, records: bool, partitions: int | None, brokers: str | None,
+    folder: Path | None,
+) -> None:  # fmt: skip
     """Write the lines of standard input to a topic, until its end or Ctrl-C.
 
     Args:
@@ -40,6 +43,7 @@ def produce(
         records: the lines are records.
         partitions: the number of partitions of a topic that is created.
         brokers: by default the local broker.
+        folder: that of the local servers; None: the usual one.
 
     Raises:
         WrongInput: a line cannot be written, or there is no such topic.
@@ -47,7 +51,7 @@ def produce(
     """
     if key is not None and records:
         raise WrongInput("--key and --records exclude each other: a record has its own key")
-    where = brokers or local_brokers()
+    where = brokers or local_brokers(folder)
     if sys.stdin.isatty():
         screen.note("one record a line; Ctrl-D ends")
     sent = 0
@@ -64,17 +68,19 @@ def produce(
             producer.finish()
     except KeyboardInterrupt:
         pass
-    screen.note(f"{sent:,} records written to {topic}")
+    screen.note(f"{plural(sent, 'record')} written to {topic}")
 
 
-def consume(topic: str, *, follow: bool, limit: int | None, brokers: str | None) -> None:
+def consume(
+    topic: str, *, follow: bool, limit: int | None, brokers: str | None, folder: Path | None
+) -> None:
     """Print the committed records of a topic, until its present end, or until Ctrl-C.
 
     Raises:
         WrongInput: there is no such topic.
         Unavailable: the broker does not answer.
     """
-    where = brokers or local_brokers()
+    where = brokers or local_brokers(folder)
     try:
         with _asked(), KafkaSource(where, [topic]) as source:
             marks = source.watermarks()

@@ -1,8 +1,9 @@
-"""``oncely plan``: the plan as text, the verdict first."""
+"""``oncely plan``: the verdict, what is wrong and the effects of a run, on one screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,17 @@ from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, cell, short, show
 from oncely.pipeline.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
+from oncely.wording import plural
 
 if TYPE_CHECKING:
     from oncely.pipeline.trial import Trial
 
 
-def show_plan(file: Path, use_spark: bool | None, sample: int, as_json: bool) -> int:
-    """Print the plan; returns the exit code."""
+def show_plan(
+    file: Path, use_spark: bool | None, sample: int, as_json: bool, *, guarantee: bool, ddl: bool
+) -> int:
+    """Print the plan, and if wanted the guarantee in words, and statements; returns the exit
+    code."""
     pipeline = opened(file, imports=True)
     if screen.err.is_terminal:
         with screen.err.status("checking brokers, table and code"):
@@ -32,15 +37,17 @@ def show_plan(file: Path, use_spark: bool | None, sample: int, as_json: bool) ->
         screen.show_json(plan.as_json())
         return plan.exit_code
     _verdict(plan)
-    _guarantee(plan)
     _facts(plan)
+    if guarantee:
+        _guarantee(plan)
     if plan.sample is not None:
         show_trial(plan.sample)
-    _topics(plan.topics)
-    _columns(plan.sink)
-    if plan.ddl:
+    if ddl:
+        _topics(plan.topics)
+        _columns(plan.sink)
         _statements("DDL", "of what is missing, for a role that may create it", plan.ddl)
-    _statements("Kafka ACLs", "if the broker has an authorizer", plan.acls)
+        _statements("Kafka ACLs", "if the broker has an authorizer", plan.acls)
+    _first_run(plan)
     return plan.exit_code
 
 
@@ -57,6 +64,7 @@ def _print(what: RenderableType) -> None:
     screen.out.print(what, soft_wrap=False)
 
 
+_TABLE = re.compile(r"CREATE TABLE (?:IF NOT EXISTS )?(.+?) \(")
 _DELIVERY = {
     "exactly_once": "exactly once",
     "at_least_once": "at least once",
@@ -67,19 +75,20 @@ _DELIVERY = {
 
 def _guarantee(plan: Plan) -> None:
     one = plan.guarantee
-    screen.head(f"{plan.name}: {_DELIVERY[one.delivery]}, by {one.commit} commit")
+    screen.head("Guarantee", "its reasons and its limits")
     _labelled(
         [
             ("why", one.why),
             ("means", one.means),
-            ("rejects", one.rejects),
             *(("ends" if i == 0 else "", f"- {end}") for i, end in enumerate(one.ends)),
         ]
     )
 
 
 def _facts(plan: Plan) -> None:
-    rows: list[tuple[str, str | Text]] = []
+    one = plan.guarantee
+    delivers = f"{_DELIVERY[one.delivery]}, by {one.commit} commit"
+    rows: list[tuple[str, str | Text]] = [("delivers", delivers), ("rejects", one.rejects)]
     if plan.source is not None:
         rows += _source(plan.source)
     if plan.sink is not None:
@@ -92,22 +101,21 @@ def _facts(plan: Plan) -> None:
     rows += [("executor", f"{one.host}: {one.python}, oncely {one.oncely or 'missing'}")
              for one in plan.executors or ()]  # fmt: skip
     rows += [("note", Text(screen.redact(one), style="yellow")) for one in plan.notes]
-    if rows:
-        screen.head("Findings")
-        _labelled(rows)
+    screen.out.print()
+    _labelled(rows)
 
 
 def _source(source: SourceFacts) -> list[tuple[str, str | Text]]:
-    topics = ", ".join(source.topics)
+    topics, partitions = ", ".join(source.topics), plural(source.partitions, "partition")
     return [
-        ("topics", f"{topics}: {source.partitions} partitions in cluster {source.cluster_id}"),
-        ("begins", f"{source.begins}; {source.offsets:,} offsets up to the end"),
+        ("topics", f"{topics}: {partitions} in cluster {source.cluster_id}"),
+        ("begins", f"{source.begins}; {plural(source.offsets, 'offset')} up to the end"),
     ]
 
 
 def _connections(one: Connections) -> str:
     tasks = f"{one.tasks} for tasks" if one.tasks else "one for each task slot of the cluster"
-    text = f"up to {one.total} connections: {tasks}, {one.driver} for the driver"
+    text = f"up to {plural(one.total, 'connection')}: {tasks}, {one.driver} for the driver"
     if not one.tasks:
         text = f"connections: {tasks}, and {one.driver} for the driver"
     if one.room is not None:
@@ -133,21 +141,35 @@ def _columns(sink: SinkFacts | None) -> None:
     show([("name", LEFT), ("rows", LEFT), ("table", LEFT)], sink.columns)
 
 
-def _statements(title: str, remark: str, statements: Iterable[str]) -> None:
+def _statements(title: str, remark: str, statements: Sequence[str]) -> None:
     """Print statements unwrapped, so that they can be copied."""
+    if not statements:
+        return
     screen.head(title, remark)
     for one in statements:
         for line in one.split("\n"):
             screen.out.print(line)
 
 
+def _first_run(plan: Plan) -> None:
+    """Print at the end what the first run does, as it can't be taken back."""
+    if plan.epoch or plan.source is None:
+        return
+    made = [one[1].replace('"', "") for one in map(_TABLE.match, plan.ddl) if one]
+    made += [one.name for one in plan.topics if not one.exists]
+    does = f"reads {plural(plan.source.offsets, 'offset')} from {plan.settings['source']['start']}"
+    if made and plan.settings["sink"].get("create", True):
+        does += f", makes {', '.join(made)}"
+    screen.out.print()
+    _labelled([("first run", Text(screen.redact(does), style="bold"))])
+
+
 def _verdict(plan: Plan) -> None:
     if not plan.problems:
         screen.out.print(Text(f"{plan.name}: it can run", style="bold green"))
         return
-    count = len(plan.problems)
-    title = "1 problem" if count == 1 else f"{count} problems"
-    screen.out.print(Text(f"{plan.name}: it can't run: {title}", style="bold red"))
+    title = f"{plan.name}: it can't run: {plural(len(plan.problems), 'problem')}"
+    screen.out.print(Text(title, style="bold red"))
     for one in plan.problems:
         screen.out.print(_problem(one))
 
@@ -168,7 +190,7 @@ _UNNAMED = 20
 
 def show_trial(trial: Trial) -> None:
     """Print counts, reasons of rejects, first rows, and members that the schema does not name."""
-    screen.head(f"Sample of {trial.records:,} records")
+    screen.head(f"Sample of {plural(trial.records, 'record')}")
     screen.out.print(f"  {_counts(trial)}")
     if trial.note:
         screen.out.print(Text(f"  note: {trial.note}", style="yellow"))
@@ -185,9 +207,9 @@ def show_trial(trial: Trial) -> None:
 
 
 def _counts(trial: Trial) -> str:
-    counts = [("rows", trial.rows), ("deletes", trial.tombstones), ("filtered", trial.filtered),
-              ("rejects", trial.rejected)]  # fmt: skip
-    return ", ".join(f"{count:,} {what}" for what, count in counts if count or what == "rows")
+    counts = [("delete", trial.tombstones), ("reject", trial.rejected)]
+    said = [plural(trial.rows, "row"), *(plural(n, what) for what, n in counts if n)]
+    return ", ".join([*said, f"{trial.filtered:,} filtered"] if trial.filtered else said)
 
 
 def _rows(trial: Trial) -> None:

@@ -15,6 +15,17 @@ _ASKED = struct.pack(">ihhih", 10, 18, 0, _ID, -1)
 session of protocol 18.0, and answers with an error."""
 
 
+def refuses(host: str, port: str, timeout: float = 1.0) -> bool:
+    """True if the machine is there, and nothing listens at the port. Arguments as below."""
+    try:
+        socket.create_connection((host, int(port)), timeout).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
 def protocol_at(host: str, port: str, timeout: float = 1.0) -> Protocol:
     """What the server answers; empty without an answer that tells.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oncely.clients.kafka.client import at_start
 from oncely.clients.kafka.properties import SECRET
 from oncely.config import parse
 from oncely.config.urls import passwords
@@ -19,6 +21,7 @@ from oncely.secrets import scope
 from oncely.sources.sample import sample
 
 _FILLED = re.compile(r"\$\{[^{}]+\}")
+_BROKERS = "BROKERS"
 _PASSWORD = "PASSWORD"  # noqa: S105 - the name of a variable
 
 
@@ -27,7 +30,7 @@ class Wanted:
     """The arguments of ``oncely init``.
 
     Attributes:
-        brokers: ``host:port``, separated by commas.
+        brokers: ``host:port``, separated by commas; or ``${NAME}``.
         topic: the topic.
         to: the destination; None: a file of SQLite.
         registry: URL of a schema registry, or None.
@@ -75,7 +78,16 @@ def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
         if made.raw["decode"]["format"] == "avro":
             _avro_columns(made)
     made.raw["sink"] = _without_password(made)
+    if unset := exports(wanted):
+        made.raw["source"]["brokers"] = f"${{{_BROKERS}}}"
+        made.behind["source.brokers"] = f"{unset} before"
     return written(made.raw, _head(wanted, records, name), made.above, made.behind)
+
+
+def exports(wanted: Wanted) -> str:
+    """The shell command that sets the file's variable for the brokers; empty if ``--brokers`` names
+    a variable."""
+    return "" if "${" in wanted.brokers else f"export {_BROKERS}={shlex.quote(wanted.brokers)}"
 
 
 def _settings(wanted: Wanted) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def _variable(key: str) -> str:
     return re.sub(r"\W", "_", key).upper()
 
 
+@at_start()
 def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
     found = sample(pipeline.source, wanted.sample)
     if not found.num_rows:

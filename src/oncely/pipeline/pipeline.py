@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
+from oncely.clients.kafka.client import at_start
 from oncely.config import PipelineSettings, load
 from oncely.core import events
 from oncely.pipeline.parts import Parts, hiding
@@ -141,6 +142,7 @@ class Pipeline(Parts):
     # -- asking and mending ----------------------------------------------------------------
 
     @hiding
+    @at_start()
     def status(self) -> Status:
         """Position, end and lag of every partition, rejects, epoch; writes nothing.
 
@@ -153,6 +155,7 @@ class Pipeline(Parts):
         return status.status(self)
 
     @hiding
+    @at_start()
     def plan(self, *, use_spark: bool | None = None, sample: int = 0) -> Plan:
         """Check the pipeline without writing, and describe the effects of a run.
 
@@ -168,6 +171,7 @@ class Pipeline(Parts):
         return planning.plan(self, use_spark, sample)
 
     @hiding
+    @at_start()
     def partition_offsets(self) -> list[PartitionOffsets]:
         """First offset, position, end and mirrored offset of every partition.
 

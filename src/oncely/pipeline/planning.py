@@ -221,7 +221,7 @@ class _Planner:
                     self.inspection.notes.append(f"the broker does not permit {one.text}")
                 else:
                     self.inspection.add("source.topics", f"the broker does not permit {one.text}",
-                                      "grant it with the kafka-acls commands below")  # fmt: skip
+                                      "grant it with the kafka-acls commands of --ddl")  # fmt: skip
             marks = pipeline.source.watermarks()
             positions = dict(self.known.positions) if self.known else {}
             begins = f"where epoch {self.known.epoch} has ended" if self.known else ""

@@ -36,6 +36,8 @@ _NESTED = ("STRUCT", "ARRAY", _VARIES)
 _TIMES = ("DATE", "TIMESTAMP_NTZ", "TIMESTAMP", "STRING")
 """The types of texts; each but STRING takes the texts of those before it."""
 _MILLIS_DIGITS = 13
+_MONEY = "DECIMAL(18, 2)"
+_CENTS = re.compile(r"-?\d{1,16}(?:\.\d\d?)?")
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _LOGICAL = {
     "org.apache.kafka.connect.data.Date": "DATE '1970-01-01' + {}::INTEGER",
@@ -208,6 +210,13 @@ def _json(made: Proposal, records: Records, objects: int, values: int) -> None:
     )
     for name in [name for name, one in members.items() if one.varies][:_NAMED]:
         made.remark("decode.schema", f"{name!r} varies: {members[name].varies}.")
+    money = [repr(name) for name in found if members[name].type == _MONEY]
+    if money:
+        made.remark(
+            "decode.schema",
+            f"At most two decimals, as money has: {', '.join(money[:_NAMED])}. {_MONEY} keeps them"
+            " exactly; a record with more becomes a reject. DOUBLE takes all, and rounds.",
+        )
     told = [name for name in found if members[name].is_millis and name not in records.logical]
     for name in told[:_NAMED]:
         column = name.replace('"', '""')
@@ -252,7 +261,7 @@ def proposed_type(name: str, values: Sequence[Any]) -> tuple[str, str]:
     """A type that holds all values of a member, and :attr:`Member.varies`.
 
     It is the type that a column gets from inference (:mod:`oncely.decode.infer`), unless the values
-    contradict each other, or are texts that are all dates or times.
+    contradict each other, are texts that are all dates or times, or may be amounts of money.
     """
     try:
         arrow = type_of(values, name)
@@ -260,9 +269,17 @@ def proposed_type(name: str, values: Sequence[Any]) -> tuple[str, str]:
         nested = any(isinstance(one, dict | list) for one in values)
         return _VARIES if nested else "STRING", str(error)
     kind = _VARIES if arrow is None else type_name(arrow)
+    if kind == "DOUBLE" and _are_cents(values):
+        return _MONEY, ""
     if kind == "STRING":
         return max(map(_kind_of_text, values), key=_TIMES.index), ""
     return _VARIES if "``" in kind else kind, ""  # DDL has no empty names
+
+
+def _are_cents(values: Sequence[str]) -> bool:
+    """True if no number has more than two decimals, and one has two: a DOUBLE has no exact value of
+    most of them, and their sums differ."""
+    return all(map(_CENTS.fullmatch, values)) and any(one[-3:-2] == "." for one in values)
 
 
 def _kind_of_text(text: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.clients.http_server import Page, Server
+from oncely.clients.kafka.client import at_start
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import require
@@ -236,6 +237,7 @@ def run(
         )
 
 
+@at_start()
 def preflight(pipeline: Parts) -> None:
     """Check the pipeline before Spark's start, or beside that of processes, also for what only a
     worker does.

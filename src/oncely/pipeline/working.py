@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from oncely.clients.kafka.client import at_start
 from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, worker_id
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -113,7 +114,8 @@ def _started(
     on_fenced: OnFenced,
 ) -> bool:
     refuse_unfit(pipeline)
-    pipeline.preflight()
+    with at_start():
+        pipeline.preflight()
     once = partial(pipeline.with_newest_schema, partial(_work, pipeline, until, stop, listener))
     if on_fenced == "wait":
         return work_when_alone(pipeline, once, stop, listener)

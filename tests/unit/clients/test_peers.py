@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.client import refuse_strangers
+from oncely.clients.kafka import client as clients
+from oncely.clients.kafka.client import KafkaAdmin, at_start, refuse_strangers
 from oncely.clients.peers import protocol_at
 from oncely.clients.sql.postgres import _refuse_broker
+from oncely.config import parse
 from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.pipeline import Pipeline
+from oncely.pipeline.init import Wanted, pipeline_file
+from oncely.pipeline.running import preflight
+from oncely.pipeline.working import work
+from oncely.runtimes.stop import StopSignal
 from oncely.sources.kafka import KafkaSource
+from oncely.testing.servers.ports import free_port
 
 ANSWERS = {
     "TLS": b"\x15\x03\x03\x00\x02\x02P",
@@ -110,3 +120,47 @@ def test_a_source_does_not_wait_for_its_timeout() -> None:
             source.identity()
     assert not isinstance(refused.value, Unavailable)
     source.close()
+
+
+def test_a_command_that_starts_does_not_wait_for_a_broker_that_refuses() -> None:
+    brokers = f"127.0.0.1:{free_port()},localhost:{free_port()}"
+    source = KafkaSource(brokers, ["t"], timeout=300)
+    with at_start(), pytest.raises(Unavailable, match=f"no answer from {brokers}"):
+        source.identity()
+
+
+def test_it_waits_for_one_that_says_nothing() -> None:
+    with speaking(b"") as silent:
+        KafkaAdmin(f"127.0.0.1:{free_port()},{silent}", {}, 1.0)._refuse_absent("ask")
+
+
+@pytest.mark.parametrize(
+    ("call", "starts"),
+    [
+        (Pipeline.status, True),
+        (Pipeline.plan, True),
+        (Pipeline.partition_offsets, True),
+        (preflight, True),
+        (lambda one: work(one, None, StopSignal(), lambda _: None), True),
+        (lambda one: pipeline_file(Wanted(one.source.brokers, "t"), one, "f"), True),
+        (Pipeline.preflight, False),  # also when a run that is under way begins again
+        (lambda one: one.source.stable_end(), False),
+    ],
+)
+def test_only_the_first_look_of_a_command_is_short(
+    call: Callable[[Pipeline], Any], starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+    for name in ("_PATIENCE", "_REFUSED"):
+        monkeypatch.setattr(clients, name, 0.0)
+    monkeypatch.setattr(clients, "refuses", lambda *address: not looked.append(address))
+    pipeline = Pipeline(parse({
+        "name": "p", "runtime": "processes",
+        "source": {"brokers": f"127.0.0.1:{free_port()}", "topics": ["t"]},
+        "decode": {"format": "json", "schema": "id BIGINT"},
+        "sink": {"kind": "sql", "url": f"sqlite:///{tmp_path}/x.db", "table": "t"},
+    }))  # fmt: skip
+    pipeline.source.timeout = 1.0
+    with suppress(Unavailable):
+        call(pipeline)
+    assert bool(looked) is starts

@@ -175,6 +175,29 @@ def test_numbers_whose_schema_is_a_time_become_times() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("numbers", "money"),
+    [
+        ("1.25 3 -0.5", True),
+        ("9999999999999999.99", True),
+        ("1.2 3.4", False),  # nothing tells them from measurements
+        ("1.25 1.375", False),
+        ("1.25 1e3", False),
+        ("99999999999999999.99", False),
+    ],
+)
+def test_numbers_with_two_decimals_are_kept_exactly(numbers: str, money: bool) -> None:
+    values = [f'{{"total": {one}}}'.encode() for one in numbers.split()]
+    nothing = [None] * len(values)
+    _, pipeline, text = proposed(nothing, values)
+    (column,) = pipeline.decoder.schema
+    assert column.type == (pa.decimal128(18, 2) if money else pa.float64())
+    assert ("as money has: 'total'. DECIMAL(18, 2)" in text) is money
+    assert not decoded(pipeline, nothing, values).rejections
+    more = decoded(pipeline, [None], [b'{"total": 1.375}'])
+    assert bool(more.rejections) is money, "a reject, not a rounded row"
+
+
 def test_milliseconds_are_told_and_become_a_timestamp_as_the_remark_says() -> None:
     values = bytes_of([{"id": 7, "at": 1_700_000_000_123, "gone": 1}, {"at": 1_700_000_000_456}])
     made, pipeline, _ = proposed([None] * 2, values)
@@ -272,6 +295,11 @@ def test_a_password_is_not_written() -> None:
         _settings(Wanted("h:1", "t", kafka={"sasl.password": "canary"}))
     assert "canary" not in str(refused.value)
     assert "${SASL_PASSWORD}" in refused.value.way_out
+
+
+def test_brokers_become_a_variable_unless_they_are_one() -> None:
+    assert init.exports(Wanted("a:1, b:2", "orders")) == "export BROKERS='a:1, b:2'"
+    assert init.exports(Wanted("${HERE}", "orders")) == ""
 
 
 def test_a_variable_of_a_destination_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,6 +99,6 @@ def test_the_screen_stays_within_80_columns(
     show_trial(tried([{"id": 1, "by": {"name": "x" * 99}, "a_long_member_of_records": 1},
                       {"id": "x" * 300}, {"id": 3}, {"id": 4}]))  # fmt: skip
     said = written.getvalue()
-    assert "3 rows, 1 rejects" in said
+    assert "  3 rows, 1 reject\n" in said
     assert "a_long_member_of_records" in said
     assert max(map(len, said.splitlines())) <= 80

@@ -8,12 +8,12 @@ for an answer is bounded, and errors that no retry can fix are raised at once.
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from oncely.clients.kafka import properties
-from oncely.clients.peers import protocol_at
+from oncely.clients.peers import protocol_at, refuses
 from oncely.core.ranges import TopicPartition
 from oncely.errors import (
     ConfigError,
@@ -45,6 +45,7 @@ _CREATING = re.compile(r"^Failed to create [\w ]+: ")
 _AT_LEAST = re.compile(r"`(\S+)` must be >= `(\S+)`(?: \+ (\d+))?")
 _MESSAGE = 1_000_000  # bytes, librdkafka's default of message.max.bytes
 _PATIENCE = 1.0  # seconds without an answer to the first request, before the server is looked at
+_REFUSED = 1.5  # seconds, after which a command that starts does not wait for a broker's start
 # A client caches leaders for minutes, and these errors do not make it refresh the cache. They do
 # not end the client: librdkafka may abort the process when one is closed that looks for a leader.
 _LEADERLESS = (
@@ -94,6 +95,22 @@ _UNTRUSTED = (
     "handshake failure",
     "unknown ca",
 )
+
+
+_starts: ContextVar[bool] = ContextVar("starts", default=False)
+
+
+@contextmanager
+def at_start() -> Iterator[None]:
+    """Where a command begins: it does not wait for brokers that refuse every connection.
+
+    A run that is under way waits for their restart.
+    """
+    token = _starts.set(True)
+    try:
+        yield
+    finally:
+        _starts.reset(token)
 
 
 class LogRoute:
@@ -224,7 +241,10 @@ class KafkaAdmin:
         """
         if not client.holds(self._connected):
             answer = client.describe_cluster(request_timeout=self._timeout)
-            self._await(doing, client, [answer], time.monotonic() + _PATIENCE)
+            looks = [(_PATIENCE, partial(refuse_strangers, self._brokers, self._kafka))]
+            if _starts.get():
+                looks.append((_REFUSED, partial(self._refuse_absent, doing)))
+            self._await(doing, client, [answer], looks)
             if error := answer.exception():
                 raise self.sorted(error, doing)
             self._connected = client._client
@@ -234,24 +254,29 @@ class KafkaAdmin:
         doing: str,
         client: Handle,
         futures: list[Future[Any]],
-        look_at: float = math.inf,
+        looks: Sequence[tuple[float, Callable[[], None]]] = (),
     ) -> None:
         """Wait, and serve the client's callbacks meanwhile: they run inside ``poll`` only.
 
-        At the time ``look_at`` other servers than brokers are refused.
+        After the seconds of each of ``looks`` its function is called, which raises to end the wait.
         """
-        deadline = time.monotonic() + self._timeout + _GRACE
+        begun, left = time.monotonic(), list(looks)
+        deadline = begun + self._timeout + _GRACE
         pending = set(futures)
         while pending:
             pending = wait(pending, timeout=0.05).not_done
             client.poll(0)
             if pending and self._error_state.final:
                 raise self._error_state.final
-            if pending and time.monotonic() > look_at:
-                look_at = math.inf
-                refuse_strangers(self._brokers, self._kafka)
+            if pending and left and time.monotonic() > begun + left[0][0]:
+                left.pop(0)[1]()
             if time.monotonic() > deadline:
                 raise unanswered(doing, self._brokers, self._error_state.newest)
+
+    def _refuse_absent(self, doing: str) -> None:
+        """Raise :class:`Unavailable` if every address refuses a connection."""
+        if all(refuses(*address) for address in _addresses(self._brokers)):
+            raise unanswered(doing, self._brokers, self._error_state.newest)
 
     def one(
         self,
@@ -329,11 +354,7 @@ def refuse_strangers(brokers: str, kafka: Mapping[str, object]) -> None:
         ConfigError: it names what answers.
     """
     protocol = str(kafka.get("security.protocol", "plaintext")).upper()
-    found = {}
-    for broker in brokers.split(","):
-        host, _, port = broker.rpartition(":")
-        found[broker] = protocol_at(host.strip("[]"), port)
-    spoken = sorted(set(found.values()) - {""})
+    spoken = sorted({protocol_at(*one) for one in _addresses(brokers)} - {""})
     if spoken and ("TLS" if protocol.endswith("SSL") else "Kafka without TLS") not in spoken:
         raise ConfigError(
             "source.brokers",
@@ -341,6 +362,12 @@ def refuse_strangers(brokers: str, kafka: Mapping[str, object]) -> None:
             way_out="name host and port of Kafka brokers; in [source.kafka] security.protocol is"
             " SSL or SASL_SSL for a port with TLS, else PLAINTEXT or SASL_PLAINTEXT",
         )
+
+
+def _addresses(brokers: str) -> list[tuple[str, str]]:
+    """Host and port of each broker."""
+    parts = (one.strip().rpartition(":") for one in brokers.split(","))
+    return [(host.strip("[]"), port) for host, _, port in parts]
 
 
 def stay_connected(client: Any, topic: str, seconds: float) -> None:
@@ -405,7 +432,7 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
             way_out="grant this user Describe and Read on the topics of the source, and on those of"
-            " the sink what the kafka-acls commands of `oncely plan` grant",
+            " the sink what is granted by the kafka-acls commands of `oncely plan --ddl`",
         )
     text = f"{doing}: {brokers}: {error.str()}"
     if error.code() in _FINAL:

@@ -42,7 +42,7 @@ _CONSEQUENCES: dict[tuple[type[OncelyError], str], str] = {
     (Unavailable, ""): "08 25006 25P02 25P03 53 57 58 72000",
     (TooLong, SHRINKS): "57014 25P04",
     (Contention, ""): "40 55P03",
-    (TableMismatch, "`oncely plan` prints the DDL"): "3F000 42703 42804 42P01",
+    (TableMismatch, "`oncely plan --ddl` prints the DDL"): "3F000 42703 42804 42P01",
     (Stopped, "correct the trigger or function that raised it"): "25 2D",
     (Stopped, f"restore the database; {_LEDGER_HOLDS}"): "XX001",
     (Stopped, f"REINDEX, or restore the database; {_LEDGER_HOLDS}"): "XX002",

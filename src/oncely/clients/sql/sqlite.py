@@ -70,8 +70,8 @@ class Sqlite:
             if not Path(self.path).exists():
                 raise TableMismatch(
                     f"sink.url: there is no database file {self.path}",
-                    way_out="set sink.create = true, or create it with the DDL that `oncely plan`"
-                    " prints; SQLite needs a local spark.master",
+                    way_out="set sink.create = true, or create it with the DDL of `oncely plan"
+                    " --ddl`; SQLite needs a local spark.master",
                 ) from None
             raise sort_error(error) from None
 
@@ -197,7 +197,7 @@ class Sqlite:
         if kind[0] != ("table", 1):
             raise TableMismatch(
                 f"sink.table: {table} is not a STRICT table: SQLite would not refuse wrong types",
-                way_out="create it again with the DDL that `oncely plan` prints",
+                way_out="create it again with the DDL of `oncely plan --ddl`",
             )
         rows = connection.query(
             'SELECT name, type, "notnull", dflt_value IS NOT NULL, pk, hidden'

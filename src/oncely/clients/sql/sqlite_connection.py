@@ -214,7 +214,7 @@ def sort_error(error: sqlite3.Error, line: int | None = None) -> Exception:
     if code == sqlite3.SQLITE_ERROR:
         if line is not None:
             return BadData(str(error), line)
-        return TableMismatch(text, way_out="`oncely plan` prints the DDL")
+        return TableMismatch(text, way_out="`oncely plan --ddl` prints the DDL")
     return Unavailable(text)
 
 

@@ -91,7 +91,7 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
     if tables.missing(connection):
         raise TableMismatch(
             "sink.create is false and the ledger's tables are missing",
-            way_out="create them with the DDL that `oncely plan` prints",
+            way_out="create them with the DDL of `oncely plan --ddl`",
         )
 
 

@@ -195,7 +195,7 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     if not columns:
         raise TableMismatch(
             f"sink.table: there is no table {wanted.table} in {dialect.endpoint}",
-            way_out="set sink.create = true, or create it with the DDL that `oncely plan` prints",
+            way_out="set sink.create = true, or create it with the DDL of `oncely plan --ddl`",
         )
     by_name = {column.name: column for column in columns}
     problems = [_problem(dialect, by_name, field) for field in wanted.schema]

@@ -50,8 +50,11 @@ class LocalServers:
     postgres: str = field(repr=False)
 
 
-def up() -> LocalServers:
+def up(folder: Path | None = None) -> LocalServers:
     """Start the servers in the background and return when both respond; running servers are kept.
+
+    Args:
+        folder: their data, as in :func:`home_directory`.
 
     Raises:
         Unavailable: they did not start.
@@ -59,23 +62,24 @@ def up() -> LocalServers:
     """
     artifacts.java()
     artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
-    with _locked() as home:
+    with _locked(folder) as home:
         running = _running(home)
         if running:
             return running[1]
         return _launch(home)
 
 
-def down(*, erase: bool = False) -> bool:
+def down(folder: Path | None = None, *, erase: bool = False) -> bool:
     """Stop the servers; return True if there were any.
 
     Args:
+        folder: as in :func:`home_directory`.
         erase: also delete their data, ports and password.
 
     Raises:
         Unavailable: they did not end.
     """
-    with _locked() as home:
+    with _locked(folder) as home:
         running = _running(home)
         if running:
             _end(running[0])
@@ -85,29 +89,29 @@ def down(*, erase: bool = False) -> bool:
         return running is not None
 
 
-def status() -> LocalServers | None:
+def status(folder: Path | None = None) -> LocalServers | None:
     """Return the addresses of the servers, or None if they are not running."""
-    running = _running(home_directory())
+    running = _running(home_directory(folder))
     return running[1] if running else None
 
 
-def home_directory() -> Path:
-    """Return ``$ONCELY_LOCAL_DIR``, or ``local`` in the cache directory."""
-    given = os.environ.get("ONCELY_LOCAL_DIR")
+def home_directory(folder: Path | None = None) -> Path:
+    """Return the folder, or ``$ONCELY_LOCAL_DIR``, or ``local`` in the cache directory."""
+    given = folder or os.environ.get("ONCELY_LOCAL_DIR")
     return Path(given).expanduser().absolute() if given else artifacts.cache_directory() / "local"
 
 
 @contextlib.contextmanager
-def _locked() -> Iterator[Path]:
+def _locked(folder: Path | None) -> Iterator[Path]:
     """Serialise ``up`` and ``down``. The lock is released if its holder is killed.
 
     Raises:
         WrongInput: the directory belongs to another user.
     """
-    home = home_directory()
+    home = home_directory(folder)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     if home.stat().st_uid != os.getuid():
-        raise WrongInput(f"{home} belongs to another user", way_out="set ONCELY_LOCAL_DIR")
+        raise WrongInput(f"{home} belongs to another user", way_out="--folder, or ONCELY_LOCAL_DIR")
     # PostgreSQL can't run as root: the user of its server passes into a directory of its own.
     within = pginstall.server_user() is not None and (home / "postgres").exists()
     home.chmod(0o711 if within else 0o700)
