@@ -13,6 +13,9 @@ from oncely.config.reference import markdown
 
 _HERE = Path(__file__).parent
 _OUTSIDE = re.compile(r"\]\(\.\./(examples/[\w./-]+)\)")
+_BOOSTS = {"Operate it": 2.0, "Decisions": 0.001}
+"""Weights of sections in the search, where a word in a title counts 1,000 times one in a text: what
+an operator needs comes before the decisions, also before their titles."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -36,7 +39,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Lead links to the examples into the site, and append the settings to their page."""
+    """Lead links to the examples into the site, append the settings to their page, and weigh it."""
+    section = page.parent.title if page.parent else ""
+    if section in _BOOSTS:
+        page.meta["search"] = {"boost": _BOOSTS[section]}
     if page.file.src_uri == "pipeline-file.md":
         text += markdown()
     return _OUTSIDE.sub(r"](\1)", text)
