@@ -6,27 +6,23 @@ of the part of PromQL that they use.
 
 from __future__ import annotations
 
-import configparser
 import json
 import re
 import time
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from oncely import artifacts
 from oncely.audit.watch import Gauges
 from oncely.cli.app import app
-from oncely.config.worker import WorkerSettings
 from oncely.core import events
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.health import Health, metrics
 from tests.conftest import repository
-from tests.plain_yaml import read
+from tests.plain_yaml import documents, read
 from tests.prometheus import samples
 from tests.unit.audit import reports
 
@@ -291,130 +287,13 @@ def test_an_expression_that_is_wrong_is_noticed(wrong: str) -> None:
         Expression(wrong)
 
 
-# -- packaging -----------------------------------------------------------------------------
-
-PACKAGING = TOP / "packaging"
-_UNIT_KEYS = {
-    "Unit": {"Description", "After", "Wants", "StartLimitIntervalSec", "StartLimitBurst"},
-    "Service": {
-        "Type", "User", "EnvironmentFile", "WorkingDirectory", "ExecStart", "KillMode",
-        "KillSignal", "TimeoutStopSec", "Restart", "RestartSec", "RestartPreventExitStatus",
-        "PrivateTmp", "NoNewPrivileges", "ProtectSystem", "ProtectHome",
-    },
-    "Install": {"WantedBy"},
-}  # fmt: skip
-
-
-def accepted(words: list[str]) -> bool:
-    """True if there is such a command with these options; nothing is done."""
-    return CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
-
-
-def test_the_systemd_unit() -> None:
-    unit = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string((PACKAGING / "oncely@.service").read_text())
-    assert {name: set(unit[name]) for name in unit.sections()} == _UNIT_KEYS
-    service = unit["Service"]
-    assert service["KillMode"] == "mixed"  # SIGTERM to Oncely alone; SIGKILL to all that is left
-    assert service["RestartPreventExitStatus"].split() == ["2", "3"]
-    program, *words, options = service["ExecStart"].split()
-    assert (program.endswith("/oncely"), options) == (True, "$ONCELY_OPTIONS")
-    (given,) = re.findall(r"ONCELY_OPTIONS=(.+)", (PACKAGING / "oncely@.service").read_text())
-    assert accepted([*words, *given.split()])
-
-
-@pytest.mark.parametrize("name", ["worker.yaml", "worker-static.yaml", "spark-job.yaml"])
-def test_a_kubernetes_manifest(name: str) -> None:
-    manifest = read((PACKAGING / "kubernetes" / name).read_text())
-    pod = manifest["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    ports = {one["name"] for one in container["ports"]}
-    probes = {key: one["httpGet"] for key, one in container.items() if key.endswith("Probe")}
-    assert probes["livenessProbe"] == {"path": "/livez", "port": "http"}
-    assert probes["startupProbe"] == {"path": "/readyz", "port": "http"}
-    assert all(one["port"] in ports for one in probes.values())
-    assert accepted(container["args"])
-    volumes = {one["name"] for one in pod["volumes"]}
-    assert {one["name"] for one in container["volumeMounts"]} <= volumes
-    labels = manifest["spec"]["template"]["metadata"]["labels"]
-    if manifest["kind"] in ("Deployment", "StatefulSet"):
-        assert manifest["spec"]["selector"]["matchLabels"] == labels
-        assert pod["terminationGracePeriodSeconds"] > 2 * WorkerSettings().revoke_timeout
-    else:
-        (rule,) = manifest["spec"]["podFailurePolicy"]["rules"]
-        codes = rule["onExitCodes"]
-        assert (rule["action"], codes["values"]) == ("FailJob", [2, 3])
-        assert codes["containerName"] == container["name"]
-        assert pod["restartPolicy"] == "Never"  # podFailurePolicy requires it
-
-
-def test_static_workers_have_the_names_of_their_pods() -> None:
-    plain, static = (
-        read((PACKAGING / "kubernetes" / name).read_text())["spec"]
-        for name in ("worker.yaml", "worker-static.yaml")
-    )
-    (container,) = static["template"]["spec"]["containers"]
-    (name,) = container.pop("env")
-    assert name["valueFrom"]["fieldRef"] == {"fieldPath": "metadata.name"}
-    assert f'instance = "${{{name["name"]}}}"' in (TOP / "docs" / "deployment.md").read_text()
-    assert static["template"] == plain["template"]
-
-
-def test_the_autoscaler_reads_a_metric_of_the_workers() -> None:
-    scaler, worker = (
-        read((PACKAGING / "kubernetes" / name).read_text())
-        for name in ("worker-autoscaler.yaml", "worker.yaml")
-    )
-    target = scaler["spec"]["scaleTargetRef"]
-    assert target.pop("name") == worker["metadata"]["name"]
-    assert target == {one: worker[one] for one in ("apiVersion", "kind")}
-    (metric,) = (one["external"]["metric"] for one in scaler["spec"]["metrics"])
-    assert metric["selector"]["matchLabels"].keys() <= registry()[metric["name"]]
-    rule = (TOP / "docs" / "deployment.md").read_text()
-    assert f"seriesQuery: '{metric['name']}{{" in rule
-
-
-@pytest.mark.parametrize("file", sorted(PACKAGING.glob("*.py")), ids=lambda one: one.name)
-def test_an_example_for_a_scheduler_compiles_and_calls_what_exists(file: Path) -> None:
-    text = file.read_text()
-    compile(text, file.name, "exec")
-    calls = re.findall(r'\["oncely", ([^\]]+)\]', text)
-    assert len(calls) == 2
-    for call in calls:
-        assert accepted([word.strip(' "') for word in call.split(",")])
-    assert "NO_RETRY = (2, 3)" in text
-
-
-def test_the_container_file() -> None:
-    text = (PACKAGING / "Containerfile").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert {line.split()[0] for line in lines} <= {
-        "FROM", "COPY", "ARG", "RUN", "USER", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD",
-    }  # fmt: skip
-    sources = [word for line in lines if line.startswith("COPY") and "--from" not in line
-               for word in line.split()[1:-1]]  # fmt: skip
-    assert sources
-    assert [word for word in sources if not (TOP / word).exists()] == []
-    assert json.loads(next(one for one in lines if one.startswith("ENTRYPOINT"))[11:]) == ["oncely"]
-
-
-def test_the_image_has_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`oncely local` does not run in it."""
-    text = (PACKAGING / "Containerfile").read_text()
-    (line,) = re.findall("RUN python -m oncely.artifacts(.*)", text)
-    fetched: list[str] = []
-    monkeypatch.setattr(artifacts, "resolve", fetched.append)
-    artifacts.main(line.split())
-    assert fetched == [artifacts.POSTGRES_JDBC]
-    artifacts.main([])
-    assert artifacts.KAFKA_BROKER in fetched
-
-
 def test_yaml_that_is_not_understood_is_an_error() -> None:
     assert read('a: "x"\nb:\n  - c: 1\n    d: [2]\n  - plain text\n') == {
         "a": "x", "b": [{"c": 1, "d": [2]}, "plain text"]
     }  # fmt: skip
+    block = "a:\n  b: |\n    c = 1\n\n    # d\n  e: 2\n"
+    assert read(block) == {"a": {"b": "c = 1\n\n# d\n", "e": 2}}
+    assert documents("a: 1\n---\nb: 2\n") == [{"a": 1}, {"b": 2}]
     for wrong in (
         "a: {b: 1}",
         "a: x: y",
@@ -423,6 +302,7 @@ def test_yaml_that_is_not_understood_is_an_error() -> None:
         "a: yes",
         "a: 1\n  b: 2",
         "a: |\n  x",
+        "- |\n  x\n",
     ):
         with pytest.raises(ValueError):  # noqa: PT011
             read(wrong)
