@@ -1,18 +1,22 @@
 """A reader of the part of YAML that the files of this repository use; anything else is an error.
 
-Blocks of mappings and lists, one-line scalars, and flow lists in JSON's notation. A plain scalar is
-a text, a whole number or a boolean.
+Blocks of mappings and lists, one-line scalars, literal blocks, and flow lists in JSON's notation. A
+plain scalar is a text, a whole number or a boolean.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from typing import Any, NamedTuple
 
 _KEY = re.compile(r"([A-Za-z_][\w./-]*):(?: (.*))?")
 _UNSAFE = re.compile(r"[\[\]{}&*!|>%@`'\"#,?-]|.*(?:: | #|:$)|(?:true|false|yes|no|on|off|null|~)$",
                      re.IGNORECASE)  # fmt: skip
+
+
+_LITERAL = re.compile(r"(?m)^( *)([\w.-]+): \|\n((?:\1 +.*\n|\n)+)")
 
 
 class _Line(NamedTuple):
@@ -21,12 +25,18 @@ class _Line(NamedTuple):
     text: str
 
 
+def documents(text: str) -> list[Any]:
+    """The documents of a file; raises the errors of :func:`read`."""
+    return [read(one) for one in re.split(r"(?m)^---$", text)]
+
+
 def read(text: str) -> Any:
     """The document.
 
     Raises:
         ValueError: names the line that is not understood.
     """
+    text = _LITERAL.sub(_quoted, text)
     lines = [
         _Line(number, len(line) - len(line.lstrip(" ")), line.strip())
         for number, line in enumerate(text.splitlines(), 1)
@@ -36,6 +46,13 @@ def read(text: str) -> Any:
     if left:
         raise ValueError(f"line {left[0].number}: {left[0].text}")
     return value
+
+
+def _quoted(literal: re.Match[str]) -> str:
+    """A literal block as a text in JSON's notation, and as many lines as it had."""
+    indent, key, block = literal.groups()
+    text = textwrap.dedent(block).rstrip("\n") + "\n"
+    return f"{indent}{key}: {json.dumps(text)}\n" + "\n" * block.count("\n")
 
 
 def _block(lines: list[_Line], indent: int) -> tuple[Any, list[_Line]]:

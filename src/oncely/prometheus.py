@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -33,9 +34,10 @@ class _Page:
 
 
 def exposition(metrics: Iterable[Metric]) -> str:
-    """The page in text format 0.0.4; samples of the same name are put together."""
-    page = _Page()
-    for one in metrics:
+    """The page in text format 0.0.4, with the version; samples of a name are put together."""
+    page, version = _Page(), importlib.metadata.version("oncely")
+    built = gauge("oncely_build_info", "The version of Oncely.", ["version"], [([version], 1)])
+    for one in (built, *metrics):
         samples = [each for each in one.samples if each.name != f"{one.name}_created"]
         known = page.by_name.setdefault(one.name, one)
         known.samples = samples if known is one else [*known.samples, *samples]

@@ -140,7 +140,7 @@ def test_a_watch_is_scraped_and_ends_on_sigterm(
         assert (first["verdict"], first["records"]) == ("clean", 40)
         found, own = samples(scraped(port)), f'pipeline="{world.name}"'
         assert found["oncely_audit_verdict", f'{own},verdict="clean"'] == 1
-        assert abs(found["oncely_complete_until_seconds", own] - time.time()) < 600
+        assert abs(found["oncely_complete_until_timestamp_seconds", own] - time.time()) < 600
 
         world.publish(10, first=40)
         world.run(runtime)

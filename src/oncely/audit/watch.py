@@ -227,9 +227,9 @@ class Gauges:
         yield self._by("findings", "Findings of the last audit.", "kind", found)
         yield self._by("verdict", "1 for the verdict of the last audit.", "verdict", verdicts)
         times = (
-            ("complete_until_seconds",
+            ("complete_until_timestamp_seconds",
              "Unix time up to which all records are proved to have arrived.", complete.wall_time),
-            ("complete_until_event_seconds", "The same as a timestamp of records.",
+            ("complete_until_event_timestamp_seconds", "The same as a timestamp of records.",
              complete.event_time),
             ("audit_timestamp_seconds", "When its ends were fixed.", report.at),
         )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.clients.kafka.groups import Member
 from oncely.config import FilterSettings
+from oncely.core.progress import STALL_SECONDS, WARN_SECONDS, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Unavailable, WrongInput
 from oncely.ledgers.sql.activity import Activity
@@ -20,8 +21,6 @@ from oncely.wording import duration, plural
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
 
-WARN_SECONDS, STALL_SECONDS = 60.0, 300.0
-"""Seconds for which records may wait without a commit."""
 NOBODY = "no worker is there, and no run that stands by"
 
 
@@ -190,16 +189,16 @@ def _progress(status: Status, still: float | None) -> tuple[Kind, str]:
     activity = status.activity
     since = activity.seconds if activity is not None else None
     since = still if since is None else since
-    if since is not None and min(since, oldest) > warn:
-        waited = min(since, oldest)
-        said = f"no commit for {waited:,.0f} s, and {left:,} offsets are left"
-        return ("stalled" if waited > stall else "behind"), said
-    ages = activity.partitions if activity is not None else {}
-    for one in status.partitions:
-        tp, age = TopicPartition(one.topic, one.partition), one.lag_seconds or 0.0
-        waited = min(ages.get(tp, age), age) if ages else 0.0
-        if one.lag and waited > stall:
-            said = f"no commit of {tp} for {waited:,.0f} s, and {one.lag:,} offsets are left"
+    moved = activity.partitions if activity is not None else {}
+    lag = {TopicPartition(one.topic, one.partition): one for one in status.partitions if one.lag}
+    ages = {tp: one.lag_seconds or 0.0 for tp, one in lag.items()}
+    wait = waited(ages, since or 0.0, moved)
+    if wait.all > warn:
+        said = f"no commit for {wait.all:,.0f} s, and {left:,} offsets are left"
+        return ("stalled" if wait.all > stall else "behind"), said
+    for tp, seconds in wait.each.items():
+        if moved and seconds > stall:
+            said = f"no commit of {tp} for {seconds:,.0f} s, and {lag[tp].lag:,} offsets are left"
             return "behind", said
     if oldest > stall:
         return "behind", f"{oldest:,.0f} s behind"

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from oncely.core import events
+from oncely.core.progress import Waited, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.phases import PHASES
 from oncely.prometheus import exposition, gauge
@@ -67,9 +68,9 @@ class Health:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._polled = self.clock()
-        self._behind_since: float | None = None
-        self._failing: dict[TopicPartition, float] = {}  # since a failed commit
+        self._polled = self._moved_at = self.clock()
+        self._waits: dict[TopicPartition, float] = {}  # since the last commit, or the first record
+        self._failing: frozenset[TopicPartition] = frozenset()  # no commit since a failed one
         self._state, self._epoch, self._error = "starting", 0, ""
         self._metrics = RunMetrics(self.pipeline, self.clock, self.wall_clock)
         self._positions: dict[TopicPartition, Position] = {}
@@ -110,7 +111,7 @@ class Health:
                 self._was_read(event.read | event.waiting)
                 self._waiting = self._waiting - event.partitions | event.waiting
                 self._strange = event.unread
-                self._still_behind()
+                self._wait()
             case _:
                 self._of_the_run(event)
 
@@ -123,8 +124,7 @@ class Health:
             case events.BatchFailed():
                 self._error = self.secrets.redact(event.error)
                 self._was_read(self._planned)
-                for tp in self._planned:
-                    self._failing.setdefault(tp, self.clock())
+                self._failing |= self._planned
                 self._planned = frozenset()
             case events.FencedOut():
                 self._lost(event.partitions or set(self._positions))
@@ -142,16 +142,13 @@ class Health:
         self._positions = kept
         self._planned -= frozenset(partitions)
         self._waiting -= frozenset(partitions)
-        self._still_behind()
+        self._wait()
 
-    def _still_behind(self) -> None:
+    def _wait(self) -> None:
         """Begin or end the time without a commit, by what there is to read."""
         behind = self._lag.keys() - self._waiting
-        self._failing = {tp: since for tp, since in self._failing.items() if tp in behind}
-        if not behind:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = self.clock()
+        self._waits = {tp: self._waits.get(tp, self.clock()) for tp in sorted(behind)}
+        self._failing &= behind
 
     def _was_read(self, partitions: Collection[TopicPartition]) -> None:
         self._read |= dict.fromkeys(partitions, self.clock())
@@ -159,19 +156,19 @@ class Health:
     def _moved(self, positions: Mapping[TopicPartition, Position]) -> None:
         for tp, at in positions.items():
             if at > self._positions.get(tp, -1):
-                self._failing.pop(tp, None)
+                self._waits.pop(tp, None)
+                self._failing -= {tp}
         self._positions |= positions
-        self._polled = self.clock()
+        self._polled = self._moved_at = self.clock()
         self._was_read(positions)
-        self._behind_since = None
-        self._still_behind()
+        self._wait()
 
     def ends(self, ends: Mapping[TopicPartition, Position]) -> None:
         """Take the present last stable offsets."""
         with self._lock:
             self._was_read(self._planned | (self._positions.keys() - self._lag.keys()))
             self._ends = ends
-            self._still_behind()
+            self._wait()
 
     def stored(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Take positions of the ledger: the tasks of a long batch move them before its end."""
@@ -204,15 +201,13 @@ class Health:
     def suspicious(self) -> bool:
         """No event tells of progress for half of the time to live: worth a look at the ledger."""
         with self._lock:
-            since = self._since
-            return since is not None and self.clock() - since > self.limits.consuming / 2
+            return self._stood > self.limits.consuming / 2
 
     def liveness(self) -> tuple[bool, dict[str, Any]]:
         """Alive, and the JSON document that tells why not."""
         with self._lock:
-            now, since = self.clock(), self._since
+            now, behind = self.clock(), self._stood
             idle = now - self._polled
-            behind = 0.0 if since is None else now - since
             over = self._state == "ended"  # among others, which a restart would end
             unread = {} if over else self._unread(now)
             polling = over or (idle <= self.limits.polling and not unread)
@@ -240,10 +235,16 @@ class Health:
             }  # fmt: skip
 
     @property
-    def _since(self) -> float | None:
-        """Since when positions do not move, or those of a partition whose commit has failed."""
-        known = [] if self._behind_since is None else [self._behind_since]
-        return min([*known, *self._failing.values()], default=None)
+    def _waited(self) -> Waited:
+        now = self.clock()
+        ages = {tp: now - since for tp, since in self._waits.items()}
+        return waited(ages, now - self._moved_at, {})
+
+    @property
+    def _stood(self) -> float:
+        """Seconds without a commit, or without one of a partition whose commit has failed."""
+        wait = self._waited
+        return max([wait.all, *(wait.each[tp] for tp in self._failing)])
 
     @property
     def _of_failing(self) -> str:
@@ -287,7 +288,9 @@ class Health:
             running = self._state in ("running", "draining")
             strange = {tp: self._stored.get(tp, 0) for tp in self._strange}
             shown = strange | self._positions
-            partitions = PartitionGauges(shown, self._ends, self._lag_of(shown), self._ages)
+            now, lag = self.wall_clock(), self._lag_of(shown)
+            since = {tp: now - seconds for tp, seconds in self._waited.each.items()}
+            partitions = PartitionGauges(shown, self._ends, lag, self._ages, since)
             return [
                 *partitions.metrics(self.pipeline, self.group),
                 *self._metrics.metrics(self._epoch, running=running),
@@ -331,8 +334,6 @@ _RESULTS = ("committed", "replayed")
 _PHASES = ("wait", "process", *PHASES)
 _COUNTED = {
     "rows": "Rows that were made of records.",
-    "rejects": "Records that became dead letters.",
-    "filtered": "Records that were filtered out.",
     "failures": "Batches that have failed and were repeated.",
     "fenced": "Times that a newer run has taken over.",
     "repeated": "Records that the client has returned again, and that were passed over.",
@@ -360,7 +361,7 @@ class RunMetrics:
     _planned_at: float | None = None
 
     def __post_init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._started = CollectorRegistry(), self.wall_clock()
         told = "Records that have taken effect, by what became of them."
         self._outcomes = self._by(Counter, "records", told, "outcome", _OUTCOMES)
         told = "Ranges of offsets that have taken effect; replayed: they had before."
@@ -369,10 +370,6 @@ class RunMetrics:
             name: self._metric(Counter, name, told).labels(self.pipeline)
             for name, told in _COUNTED.items()
         }
-        told = "Seconds from a batch's plan to its last commit."
-        self._commit_seconds = self._metric(
-            Histogram, "commit_seconds", told, buckets=_SECONDS
-        ).labels(self.pipeline)
         told = (
             "Seconds of a batch by phase: wait before its plan, process until its last commit,"
             " and in it plan, read, decode, write, commit."
@@ -401,7 +398,6 @@ class RunMetrics:
             case events.RangeCommitted():
                 self._committed(event)
             case events.BatchCommitted():
-                self._commit_seconds.observe(event.seconds)
                 self._phase("process", self._planned_at)
                 for phase, seconds in event.phases.items():
                     self._phases[phase].observe(seconds)
@@ -426,8 +422,7 @@ class RunMetrics:
         self._outcomes["filtered"].inc(event.filtered)
         # A counter raises for a negative number, and a listener ends no run.
         self._outcomes["written"].inc(max(0, event.records - event.rejects - event.filtered))
-        for name in ("rows", "rejects", "filtered"):
-            self._counts[name].inc(getattr(event, name))
+        self._counts["rows"].inc(event.rows)
 
     def metrics(self, epoch: int, *, running: bool) -> Iterator[Metric]:
         """All metrics without a partition."""
@@ -441,6 +436,7 @@ class RunMetrics:
                 "Unix time of the last commit of this process.",
                 self._last_commit,
             ),
+            ("start_timestamp_seconds", "Unix time of the start of the run.", self._started),
         ):
             samples = [] if value is None else [([self.pipeline], value)]
             yield gauge(f"oncely_{name}", told, ["pipeline"], samples)
@@ -455,12 +451,14 @@ class PartitionGauges:
         ends: the last stable offset; unknown ones are absent.
         lag: offsets that are left to read; absent if there are none.
         ages: age of the next record to read, in seconds; unknown ones are absent.
+        since: the Unix time since which records have waited without a commit; absent if none do.
     """
 
     positions: Mapping[TopicPartition, Position]
     ends: Mapping[TopicPartition, Position]
     lag: Mapping[TopicPartition, int]
     ages: Mapping[TopicPartition, float]
+    since: Mapping[TopicPartition, float]
 
     def metrics(self, pipeline: str, group: str) -> Iterator[Metric]:
         """The metrics of each partition, also by the names of kafka_exporter."""
@@ -477,6 +475,8 @@ class PartitionGauges:
             ("oncely_end_offset", "The last stable offset of the topic.", own, ends),
             ("oncely_lag_records", "Offsets that are left to read.", own, lag),
             ("oncely_lag_seconds", "Age of the next record to read.", own, ages),
+            ("oncely_waiting_since_timestamp_seconds",
+             "Unix time since which records have waited without a commit.", own, self.since),
         ):  # fmt: skip
             samples = [((of, tp.topic, str(tp.partition)), at) for tp, at in sorted(values.items())]
             yield gauge(name, told, (label, "topic", "partition"), samples)

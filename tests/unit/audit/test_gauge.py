@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -18,8 +19,10 @@ from tests.unit.audit import reports
 def test_values() -> None:
     gauges = Gauges('a"\\\nb')
     mine = 'pipeline="a\\"\\\\\\nb"'
+    version = f'version="{importlib.metadata.version("oncely")}"'
     assert samples(gauges.text()) == {
         ("oncely_audit_audits_total", mine): 0, ("oncely_audit_failures_total", mine): 0,
+        ("oncely_build_info", version): 1,
     }  # fmt: skip
     gauges.audited(reports.damaged())
     gauges.failed(Unavailable("x"))
@@ -30,7 +33,7 @@ def test_values() -> None:
     assert found["oncely_audit_verdict", f'{mine},verdict="clean"'] == 0
     until = reports.damaged().complete_until.wall_time
     assert until is not None
-    assert found["oncely_complete_until_seconds", mine] == until.timestamp()
+    assert found["oncely_complete_until_timestamp_seconds", mine] == until.timestamp()
     gauges.audited(replace(reports.clean(), complete_until=CompleteUntil()))
     assert "oncely_complete_until" not in gauges.text()  # a stale value would be a lie
 
