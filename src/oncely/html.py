@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 
@@ -52,6 +53,52 @@ def document(title: str, style: str, body: str, head: str = "") -> str:
         f"<title>{escape(title)}</title>\n<style>{_STYLE}{style}</style>\n{head}</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
+
+
+def table(label: str, head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table that scrolls sideways; the first cell of a row is its heading.
+
+    Args:
+        label: the table's name, as text.
+        head: the headings as HTML, after ``#`` over numbers.
+        rows: the cells as HTML.
+    """
+    right = [' class="n"' if one.startswith("#") else "" for one in head]
+    named = "".join(
+        f'<th scope="col"{n}>{one.removeprefix("#")}</th>'
+        for one, n in zip(head, right, strict=True)
+    )
+    body = (
+        f'<tr><th scope="row"{right[0]}>{first}</th>'
+        + "".join(f"<td{n}>{cell}</td>" for cell, n in zip(cells, right[1:], strict=True)) + "</tr>"
+        for first, *cells in rows
+    )  # fmt: skip
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{named}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+WIDTH = 1000.0
+"""Of a drawing, in its own units."""
+
+
+def svg(style: str, height: float, about: str, drawn: Iterable[str]) -> str:
+    """A drawing that is as wide as its place; ``about`` tells a screen reader what it shows."""
+    spoken = (
+        f'role="img" aria-label="{escape(printable(about))}"' if about else 'aria-hidden="true"'
+    )
+    return (
+        f'<svg class="{style}" viewBox="0 0 {WIDTH:g} {height:g}" preserveAspectRatio="none"'
+        f" {spoken}>{''.join(drawn)}</svg>"
+    )
+
+
+def rect(style: str, left: float, width: float, top: float, height: float, told: str = "") -> str:
+    """A part of a drawing; ``told`` is its text."""
+    at = f'x="{left:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}"'
+    title = f"<title>{escape(printable(told))}</title>" if told else ""
+    return f'<rect class="{style}" {at}>{title}</rect>'
 
 
 def of_unknown(text: object, longest: int = 500) -> str:

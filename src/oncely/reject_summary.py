@@ -130,7 +130,7 @@ class RejectSummary:
             reasons: the reason of each reject.
             records: returns the records at some indices.
         """
-        groups = _grouped(reasons)
+        groups = by_reason(reasons)
         frequent = tuple((reasons[own[0]], len(own)) for own in groups[:_GROUPS])
         return cls(frequent, tuple(records(_sample(groups))))
 
@@ -157,7 +157,7 @@ def masked(reason: str) -> str:
     return _VARIABLE.sub("…", reason)
 
 
-def _grouped(reasons: Sequence[str]) -> list[list[int]]:
+def by_reason(reasons: Sequence[str]) -> list[list[int]]:
     """Indices by reason, ignoring numbers and quoted values; the largest group first."""
     groups: dict[str, list[int]] = {}
     for at, reason in enumerate(reasons):

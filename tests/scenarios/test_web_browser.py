@@ -48,7 +48,7 @@ def test_pages_in_a_browser(tmp_path: Path) -> None:
     with served(tmp_path) as (site, url), chromium.browser(tmp_path / "profile") as tab:
         tab.size(1200)
         log_in(tab, url)
-        tab.wait("document.querySelectorAll('.pipelines li.bad').length === 1")
+        tab.wait("document.querySelectorAll('.pipelines .bad').length === 1")
         tab.wait("document.documentElement.dataset.live === 'yes'")
 
         # A change appears without a reload, is spoken, and leaves open what is open.

@@ -7,20 +7,20 @@ topic.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
 from oncely.audit.wording import MEANINGS, PROOFS, verdict_sentence
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.html import document, of_unknown, time_of
+from oncely.html import WIDTH, document, of_unknown, rect, svg, table, time_of
 from oncely.reject_summary import printable
 from oncely.wording import plural
 
 _BARS = 240  # groups that are drawn one by one
 _LISTED = 500  # findings, partitions and groups in a list
 _OPEN = 30  # a longer list is folded
-_WIDTH, _HEIGHT, _LEAST = 1000.0, 100.0, 3.0
+_HEIGHT, _LEAST = 100.0, 3.0
 
 STYLE = """
 :root { --other: 88, 80, 170; --unsure: 120, 128, 138; --card: #fff; }
@@ -40,8 +40,8 @@ h3 { font-size: 1rem; margin: 1.75rem 0 .25rem; }
 .facts dt { color: var(--soft); font-size: .8125rem; }
 .facts dd { margin: 0; font-size: 1.2rem; font-weight: 600; overflow-wrap: anywhere; }
 .facts .time dd { font-size: 1rem; }
-.bad dd, td.bad, b.bad { color: rgb(var(--lost)); }
-td.bad { font-weight: 600; } td.none { color: var(--soft); }
+.bad dd, b.bad { color: rgb(var(--lost)); }
+td small { color: var(--soft); font-size: inherit; }
 figure { margin: 1rem 0 0; }
 svg { display: block; width: 100%; }
 .bars { height: 9rem; border-bottom: 1px solid var(--rule); }
@@ -72,12 +72,12 @@ th { text-align: left; color: var(--soft); font-weight: 500; font-size: .8125rem
 th, td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
 th.n, td.n { text-align: right; white-space: nowrap; }
-tbody th { color: var(--ink); font-size: inherit; min-width: 9.5rem; overflow-wrap: anywhere; }
-td.free { overflow-wrap: anywhere; min-width: 11rem; }
+tbody th { color: var(--ink); font-size: inherit; min-width: 6rem; overflow-wrap: anywhere; }
+td:last-child:not(.n) { overflow-wrap: anywhere; min-width: 11rem; }
 summary { cursor: pointer; color: var(--soft); padding: .4rem 0; }
 bdi { unicode-bidi: isolate; }
 @media (max-width: 34rem) { main { padding: 1.25rem 1rem 3rem; } h1 { font-size: 1.5rem; }
-  th, td { padding-right: .5rem; } tbody th { min-width: 6rem; }
+  th, td { padding-right: .5rem; }
   .facts { grid-template-columns: 1fr 1fr; } .plot, .lanes { grid-template-columns: 5rem 1fr; } }
 """
 _MARKS = {"clean": "✓", "damaged": "✕", "unknown": "?"}
@@ -212,7 +212,7 @@ def _binned(hours: Sequence[Hour]) -> Iterable[Hour]:
 
 
 def _bars(hours: Sequence[Hour], most: int, about: str) -> str:
-    step = _WIDTH / len(hours)
+    step = WIDTH / len(hours)
     drawn = []
     for at, one in enumerate(hours):
         left, width = at * step, step * (0.86 if len(hours) < 120 else 1.0)
@@ -220,23 +220,22 @@ def _bars(hours: Sequence[Hour], most: int, about: str) -> str:
         missing = max(_LEAST, _HEIGHT * one.missing / most) if one.missing else 0.0
         arrived = min(arrived, _HEIGHT - missing)
         drawn.append(
-            f"<g><title>{_told(one)}</title>"
-            + _rect("fine", left, width, _HEIGHT - arrived, arrived)
-            + (_rect("lost", left, width, _HEIGHT - arrived - missing, missing) if missing else "")
+            f"<g><title>{escape(printable(_told(one)))}</title>"
+            + rect("fine", left, width, _HEIGHT - arrived, arrived)
+            + (rect("lost", left, width, _HEIGHT - arrived - missing, missing) if missing else "")
             + "</g>"
         )
-    return _svg("bars", _HEIGHT, about, drawn)
+    return svg("bars", _HEIGHT, about, drawn)
 
 
 def _lane(hours: Sequence[Hour], numbers: Sequence[int], style: str) -> str:
     """One line of marks: a group has a mark if its number is not zero."""
-    step = _WIDTH / len(hours)
-    drawn = [_rect("base", 0, _WIDTH, 0, 10)]
+    step = WIDTH / len(hours)
+    drawn = [rect("base", 0, WIDTH, 0, 10)]
     for at, (one, number) in enumerate(zip(hours, numbers, strict=True)):
         if number:
-            inner = f"<title>{_told(one)}</title>"
-            drawn.append(_rect(style, at * step, max(step, _LEAST), 0, 10, inner))
-    return _svg("", 10, "", drawn)
+            drawn.append(rect(style, at * step, max(step, _LEAST), 0, 10, _told(one)))
+    return svg("", 10, "", drawn)
 
 
 def _told(one: Hour) -> str:
@@ -244,34 +243,25 @@ def _told(one: Hour) -> str:
     parts += [f"{n:,} missing" for n in (one.missing,) if n]
     parts += [f"{n:,} duplicated" for n in (one.duplicated,) if n]
     parts += [f"{n:,} unexpected" for n in (one.unexpected,) if n]
-    return escape(f"{printable(one.group)}: {', '.join(parts)}")
+    return f"{one.group}: {', '.join(parts)}"
 
 
 def _hour_table(hours: Sequence[Hour], bad: Sequence[Hour]) -> str:
-    head = "".join(
-        f'<th scope="col"{_right(at)}>{name}</th>'
-        for at, name in enumerate(
-            ["Group", "Missing", "Duplicated", "Unexpected", "Source", "Destination"]
-        )
-    )
+    head = ["Group", "#Missing", "#Duplicated", "#Unexpected", "#Source", "#Destination"]
 
-    def row(one: Hour) -> str:
-        damage = (one.missing, one.duplicated, one.unexpected)
-        cells = "".join(f'<td class="n {"bad" if n else "none"}">{n:,}</td>' for n in damage)
-        cells += "".join(f'<td class="n">{number:,}</td>' for number in (one.topic, one.sink))
-        return f'<tr><th scope="row">{of_unknown(one.group)}</th>{cells}</tr>'
+    def row(one: Hour) -> Iterator[str]:
+        yield of_unknown(one.group)
+        for number in (one.missing, one.duplicated, one.unexpected):
+            yield f'<b class="bad">{number:,}</b>' if number else "<small>0</small>"
+        yield from (f"{one.topic:,}", f"{one.sink:,}")
 
     told = ""
     if bad:
-        told = f"<h3>Groups with damage</h3>{_table('Groups with damage', head, map(row, bad))}"
-        told += _cut(len(bad))
-    every = _table("All groups", head, map(row, hours)) + _cut(len(hours))
+        listed = table("Groups with damage", head, map(row, bad[:_LISTED]))
+        told = f"<h3>Groups with damage</h3>{listed}{_cut(len(bad))}"
+    every = table("All groups", head, map(row, hours[:_LISTED])) + _cut(len(hours))
     summary = f"<summary>All {len(hours):,} groups</summary>"
     return f'{told}<details id="groups">{summary}{every}</details>'
-
-
-def _right(at: int) -> str:
-    return ' class="n"' if at else ""
 
 
 # -- partitions -----------------------------------------------------------------------------------
@@ -310,7 +300,7 @@ def _partitions(report: Report) -> str:
 def _partition(one: PartitionResult, found: Sequence[int], open_: Sequence[OffsetRange]) -> str:
     compared, position = one.compared, one.compared.end
     last = max([one.end, position, compared.start + 1, *(at + 1 for at in found)])
-    scale = _WIDTH / (last - compared.start)
+    scale = WIDTH / (last - compared.start)
 
     def marks(style: str, ranges: Iterable[tuple[int, int]]) -> list[str]:
         """The ranges, in steps of the least width: those that share a step are one mark."""
@@ -322,10 +312,10 @@ def _partition(one: PartitionResult, found: Sequence[int], open_: Sequence[Offse
                 drawn[-1] = drawn[-1][0], max(drawn[-1][1], right)
             else:
                 drawn.append((left, right))
-        return [_rect(style, left, right - left, 0, 10) for left, right in drawn]
+        return [rect(style, left, right - left, 0, 10) for left, right in drawn]
 
     drawn = [
-        _rect("base", 0, _WIDTH, 0, 10),
+        rect("base", 0, WIDTH, 0, 10),
         *(marks("fine", [(compared.start, position)]) if position > compared.start else []),
         *marks("twice", ((r.start, r.end) for r in one.differing)),
         *marks("unsure", ((r.start, r.end) for r in open_)),
@@ -342,7 +332,7 @@ def _partition(one: PartitionResult, found: Sequence[int], open_: Sequence[Offse
     about = f"{one.partition}: {state}"
     return (
         f"<b{' class=bad' if found else ''}>{of_unknown(one.partition)}</b> <small>{state}</small>"
-        f"{_svg('', 10, about, drawn)}<small>{'; '.join(filter(None, words))}</small>"
+        f"{svg('', 10, about, drawn)}<small>{'; '.join(filter(None, words))}</small>"
     )
 
 
@@ -373,17 +363,15 @@ def _shown(listed: Sequence[Finding], number: int) -> str:
 
 
 def _finding_table(kind: str, listed: Sequence[Finding]) -> str:
-    head = (
-        '<th scope="col">Partition</th><th scope="col" class="n">Offset</th>'
-        '<th scope="col">Detail</th>'
-    )
     rows = (
-        f"<tr><td>{of_unknown(one.partition) if one.partition else '–'}</td>"
-        f'<td class="n">{"–" if one.offset is None else one.offset}</td>'
-        f'<td class="free">{of_unknown(one.detail)}</td></tr>'
+        (
+            of_unknown(one.partition) if one.partition else "–",
+            "–" if one.offset is None else f"{one.offset}",
+            of_unknown(one.detail),
+        )
         for one in listed
     )
-    return _table(f"Records that are {kind}", head, rows)
+    return table(f"Records that are {kind}", ["Partition", "#Offset", "Detail"], rows)
 
 
 def _method(report: Report) -> str:
@@ -404,32 +392,7 @@ def _method(report: Report) -> str:
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def _table(label: str, head: str, rows: Iterable[str]) -> str:
-    kept = [row for _, row in zip(range(_LISTED), rows, strict=False)]
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(kept)}</tbody></table></div>"
-    )
-
-
 def _cut(number: int) -> str:
     if number <= _LISTED:
         return ""
     return f'<p class="note">{number - _LISTED:,} more are not listed; the JSON has them all.</p>'
-
-
-def _svg(style: str, height: float, about: str, drawn: Iterable[str]) -> str:
-    spoken = (
-        f'role="img" aria-label="{escape(printable(about))}"' if about else 'aria-hidden="true"'
-    )
-    return (
-        f'<svg class="{style}" viewBox="0 0 {_WIDTH:g} {height:g}" preserveAspectRatio="none"'
-        f" {spoken}>{''.join(drawn)}</svg>"
-    )
-
-
-def _rect(style: str, left: float, width: float, top: float, height: float, inner: str = "") -> str:
-    at = f'x="{left:.2f}" y="{top:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect class="{style}" {at}/>' if not inner else (
-        f'<rect class="{style}" {at}>{inner}</rect>'
-    )  # fmt: skip

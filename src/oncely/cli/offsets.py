@@ -13,7 +13,7 @@ from oncely.cli.opened import opened
 from oncely.cli.options import ResetTo
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.errors import WrongInput
-from oncely.pipeline.offsets import Reset
+from oncely.pipeline.offsets import FENCED, Reset
 from oncely.sources.reset import Verb, verb_of
 
 
@@ -84,8 +84,8 @@ def _conclude(done: Reset) -> None:
         screen.out.print(f"\nreset with epoch {done.epoch}; a running pipeline is fenced")
         return
     screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
-    if done.warning:
-        screen.note(done.warning)
+    for one in filter(None, (done.warning, FENCED)):
+        screen.note(one)
 
 
 def chosen_verb(to: ResetTo) -> Verb:

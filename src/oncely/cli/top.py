@@ -134,6 +134,8 @@ def _row(subject: Subject, one: Overview | None) -> list[Text]:
     sentence = one.verdict.sentence if one is not None else "reading"
     if one is not None and one.problem is not None and one.problem.way_out:
         sentence += f" (way out: {one.problem.way_out})"
+    if one is not None and one.age:
+        sentence += f"; the numbers are {duration(one.age)} old"
     numbers = ["-"] * 5
     if one is not None and one.status is not None:
         age = one.status.lag_seconds

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
 from oncely.pipeline.status import Judgement, Status, judge, unreadable
+from oncely.reject_summary import by_reason, masked
 from oncely.secrets import Secrets, scope
 from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
 
@@ -36,6 +36,8 @@ _SAMPLES = 20  # of them for each reason
 _LONGEST = 2_000  # characters of a value
 _DIRECTORIES = 50
 _SCOPES = 20
+POINTS, LONGEST = 500, 86_400.0
+"""Points of a line over time, and its seconds, at most."""
 
 
 class Problem(NamedTuple):
@@ -81,26 +83,44 @@ class Subject:
         return self.pipeline.secrets.redact(text)
 
 
+class Point(NamedTuple):
+    """What was read at a time.
+
+    Attributes:
+        at: Unix time.
+        lag: the largest lag since the point before; None if it could not be read.
+        per_second: offsets that positions moved, per second since the point before.
+    """
+
+    at: float
+    lag: int | None
+    per_second: float = 0.0
+
+
 @dataclass(frozen=True)
 class Overview:
     """The progress of a pipeline.
 
     Attributes:
         verdict: in words.
-        status: None if it can't be read.
-        problem: why it can't be read.
+        status: the last that could be read; None if none could.
+        problem: why it can't be read now.
         per_second: offsets that positions moved between the last two readings, per second.
+        age: seconds since the status was read; 0 if it can be read now.
         still: seconds since a position was seen to move.
-        at: the time of the reading.
+        at: the time of the last reading without a problem, or of the first one.
+        points: lag and speed of the readings until now.
     """
 
     verdict: Judgement
     status: Status | None = None
     problem: Problem | None = None
     per_second: float | None = None
+    age: float = 0.0
     still: float = field(default=0.0, compare=False)
     at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
     clock: float = field(default_factory=time.monotonic, compare=False)
+    points: Sequence[Point] = field(default=(), compare=False)
 
 
 class Span(NamedTuple):
@@ -165,26 +185,16 @@ class History:
     notes: Sequence[str] = ()
 
     @property
-    def holder(self) -> str:
-        """Who holds the positions, in words."""
-        held = [(one.number, one.holds) for one in self.epochs if one.holds]
-        if not held:
-            return "No epoch holds a position."
-        if len(held) == 1:
-            return f"Epoch {held[0][0]} holds every partition."
-        parts = (f"epoch {number} holds {', '.join(map(str, tps))}" for number, tps in held)
-        return f"{'; '.join(parts)}.".capitalize()
-
-    @property
     def last_commit(self) -> datetime | None:
         """The time of the last commit; None if it is not stored."""
         return max((one.last for one in self.epochs if one.last), default=None)
 
 
 class Letter(NamedTuple):
-    """A dead letter, as text."""
+    """A dead letter, as text; the reason only if it differs from that of its group."""
 
     place: str
+    reason: str | None
     time: datetime | None
     key: str | None
     value: str | None
@@ -192,7 +202,7 @@ class Letter(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Dead letters with the same reason."""
+    """Dead letters whose reasons differ in numbers and quoted values only, which are masked."""
 
     stage: str
     reason: str
@@ -258,11 +268,19 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class Detail:
-    """What only the page of one pipeline shows; each part is read by itself."""
+    """What only the page of one pipeline shows; each part is read by itself.
 
-    history: History | Problem
-    letters: Letters | Problem
-    files: TableFiles | Problem | None = None
+    Attributes:
+        history, letters, files: the last that could be read; None if none could.
+        problems: why parts can't be read now.
+        at: the time at which the oldest part was read.
+    """
+
+    history: History | None = None
+    letters: Letters | None = None
+    files: TableFiles | None = None
+    problems: Sequence[Problem] = ()
+    at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -273,15 +291,21 @@ def overview(subject: Subject, before: Overview | None = None) -> Overview:
 
     Args:
         subject: the pipeline.
-        before: the reading before, for the speed.
+        before: the reading before, for the speed, and for what can't be read now.
     """
-    if subject.pipeline is None:
-        problem = subject.problem or Problem("the file can't be read")
-        return Overview(unreadable(problem.message), problem=problem)
-    found = tried(subject.pipeline, subject.pipeline.status)
+    found: Status | Problem = subject.problem or Problem("the file can't be read")
+    if subject.pipeline is not None:
+        found = tried(subject.pipeline, subject.pipeline.status)
     if isinstance(found, Problem):
-        return Overview(unreadable(found.message), problem=found)
-    return judged(Overview(found.judgement, found), before)
+        now = Overview(unreadable(found.message), problem=found)
+        kept = before if before is not None and before.status is not None else now
+        now = replace(now, status=kept.status, still=kept.still, at=kept.at, clock=kept.clock,
+                      age=now.clock - kept.clock)  # fmt: skip
+    else:
+        now = judged(Overview(found.judgement, found), before)
+    lag = now.status.lag if now.status is not None and now.problem is None else None
+    point = Point(time.time(), lag, now.per_second or 0.0)
+    return replace(now, points=extended(before.points if before else (), point))
 
 
 def judged(now: Overview, before: Overview | None) -> Overview:
@@ -298,26 +322,40 @@ def judged(now: Overview, before: Overview | None) -> Overview:
     return replace(now, per_second=per_second, still=still, verdict=verdict)
 
 
+def extended(points: Sequence[Point], new: Point) -> Sequence[Point]:
+    """The line with one more point; of too many, the two that are closest to each other are one."""
+    line = [*(one for one in points if one.at > new.at - LONGEST), new]
+    if len(line) > POINTS:
+        n = min(range(1, len(line) - 1), key=lambda n: line[n + 1].at - line[n - 1].at)
+        start, first, second = line[n - 1].at, line[n], line[n + 1]
+        lag = None if None in (first.lag, second.lag) else max(first.lag or 0, second.lag or 0)
+        moved = first.per_second * (first.at - start) + second.per_second * (second.at - first.at)
+        line[n : n + 2] = [Point(second.at, lag, moved / (second.at - start))]
+    return line
+
+
 def _moved(before: Status, now: Status) -> int:
     old = {(one.topic, one.partition): one.position for one in before.partitions}
     pairs = ((old.get((one.topic, one.partition)), one.position) for one in now.partitions)
     return sum(abs(new - at) for at, new in pairs if at is not None and new is not None)
 
 
-def detail(subject: Subject) -> Detail:
-    """Read history, dead letters and files; never raises."""
+def detail(subject: Subject, before: Detail | None = None) -> Detail:
+    """Read history, dead letters and files; never raises. What can't be read is as before."""
     pipeline = subject.pipeline
     if pipeline is None:
-        problem = subject.problem or Problem("the file can't be read")
-        return Detail(problem, problem)
+        return Detail(problems=[subject.problem or Problem("the file can't be read")])
     redact = pipeline.secrets.redact
-    return Detail(
-        tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
-        tried(pipeline, lambda: _letters(pipeline)),
-        tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
-        if isinstance(pipeline.settings.sink, FilesSinkSettings)
-        else None,
-    )
+    parts: dict[str, Any] = {
+        "history": tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
+        "letters": tried(pipeline, lambda: _letters(pipeline)),
+    }
+    if isinstance(pipeline.settings.sink, FilesSinkSettings):
+        parts["files"] = tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
+    problems = tuple(dict.fromkeys(one for one in parts.values() if isinstance(one, Problem)))
+    known = {name: one for name, one in parts.items() if not isinstance(one, Problem)}
+    kept = before if before is not None and problems else Detail()
+    return replace(kept, **known, problems=problems)
 
 
 def tried(pipeline: Pipeline, read: Callable[[], T]) -> T | Problem:
@@ -459,17 +497,19 @@ def _letters(pipeline: Pipeline) -> Letters:
 
 def grouped(found: Iterable[Mapping[str, Any]], total: int, secrets: Secrets) -> Letters:
     """Dead letters, in the form of ``oncely rejects list --json``, by reason."""
-    listed = sorted(found, key=lambda one: (str(one["stage"]), str(one["reason"])))
+    # Secrets are redacted before a reason is masked: a part of a secret is not recognised.
+    listed = [{**one, "reason": secrets.redact(one["reason"])} for one in found]
     reasons = []
-    for (stage, reason), same in groupby(listed, key=lambda one: (one["stage"], one["reason"])):
-        letters = list(same)
-        shown = [_letter(one, secrets) for one in letters[:_SAMPLES]]
-        reasons.append(Reason(stage, secrets.redact(reason), len(letters), shown))
-    reasons.sort(key=lambda one: -one.number)
+    for own in by_reason([one["reason"] for one in listed]):
+        letters = [listed[at] for at in own]
+        shared = {one["reason"] for one in letters}
+        reason = shared.pop() if len(shared) == 1 else masked(letters[0]["reason"])
+        shown = [_letter(one, reason, secrets) for one in letters[:_SAMPLES]]
+        reasons.append(Reason(letters[0]["stage"], reason, len(letters), shown))
     return Letters(reasons, len(listed), total)
 
 
-def _letter(one: Mapping[str, Any], secrets: Secrets) -> Letter:
+def _letter(one: Mapping[str, Any], reason: str, secrets: Secrets) -> Letter:
     def text(value: Any) -> str | None:
         if value is None:
             return None
@@ -480,6 +520,7 @@ def _letter(one: Mapping[str, Any], secrets: Secrets) -> Letter:
     at = one["timestamp_ms"]
     return Letter(
         f"{one['topic']}-{one['partition']}@{one['offset']}",
+        None if one["reason"] == reason else one["reason"],
         None if at is None else _time(at),
         text(one["key"]),
         text(one["value"]),

@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from html import escape
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from oncely.audit.page import picture
 from oncely.audit.report import Report
 from oncely.audit.wording import verdict_sentence
 from oncely.clients.kafka.groups import Member
 from oncely.core.ranges import TopicPartition
-from oncely.html import document, of_unknown, time_of
-from oncely.pipeline.offsets import Reset
+from oncely.html import WIDTH, document, of_unknown, rect, svg, table, time_of
+from oncely.pipeline.offsets import FENCED, Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level
 from oncely.reject_summary import printable
@@ -29,11 +30,11 @@ from oncely.web.changes import Job
 from oncely.web.model import (
     Detail,
     Epoch,
-    History,
     Lane,
     Letter,
     Letters,
     Overview,
+    Point,
     Problem,
     Reason,
     Span,
@@ -43,22 +44,33 @@ from oncely.web.model import (
 from oncely.web.style import STYLE
 from oncely.wording import duration, plural
 
-_WIDTH = 1000.0
 _LEAST = 2.0
 _LANES = 200  # partitions that are drawn
 _EPOCHS = 100
 _text = partial(of_unknown, longest=4_000)
+Listed = Sequence[tuple[Subject, Overview | None]]
 
 
-def pipelines(found: Sequence[tuple[Subject, Overview | None]], form_token: str | None) -> str:
-    """The page of all pipelines."""
-    items = "".join(_item(subject, overview) for subject, overview in found)
-    levels = Counter((one.verdict if one is not None else _READING).level for _, one in found)
+def pipelines(found: Listed, asked: Mapping[str, str], form_token: str | None) -> str:
+    """The page of all pipelines.
+
+    Args:
+        found: the pipelines.
+        asked: ``q``, a text to search for; ``state``, a level; ``sort``, a column, from its other
+            end after a minus.
+        form_token: of the session.
+    """
+    levels = Counter(_judged(one).level for _, one in found)
     told = plural(len(found), "pipeline")
     named = [f"{levels[level]} {said}" for level, said in _HEADLINE.items() if levels[level]]
     told += f": {', '.join(named)}" if named else ", none of them with a problem"
-    live = f'<p class="verdict">{told}</p><ul class="pipelines">{items}</ul>'
-    return _page("Pipelines", "<h1>Pipelines</h1>", live, "/events", form_token)
+    matching = [one for one in found if _matches(asked["q"], *one)]
+    shown = [one for one in matching if asked["state"] in ("", _judged(one[1]).level)]
+    shown.sort(key=lambda one: one[0].name)
+    column = asked["sort"].removeprefix("-")
+    shown.sort(key=lambda one: _order(column, *one), reverse=column != asked["sort"])
+    live = f'<p class="verdict">{told}</p>{_levels(matching, asked)}{_listed(shown, asked)}'
+    return _page("Pipelines", f"<h1>Pipelines</h1>{_search(asked)}", live, "/events", form_token)
 
 
 def pipeline(
@@ -70,13 +82,13 @@ def pipeline(
     form_token: str | None,
 ) -> str:
     """The page of one pipeline."""
-    verdict = overview.verdict if overview is not None else _READING
     parts = [
-        f'<div class="{verdict.level}">{_verdict(verdict)}</div>',
-        _problem(overview.problem) if overview and overview.problem else "",
+        f'<div class="{_judged(overview).level}">{_verdict(_judged(overview))}</div>',
+        _problems(overview, detail),
         _job(job),
         _facts(overview, detail, audit),
         _positions(overview),
+        _over_time(overview),
         _history(detail, overview),
         _letters(detail, subject, form_token),
         _files(detail),
@@ -100,16 +112,16 @@ def reset_plan(
         (_text(tp), _n(plan.before.get(tp)), _n(at), escape(_effect(plan.before.get(tp), at)))
         for tp, at in sorted(plan.positions.items())
     )
-    table = _table("New positions", ["Partition", "#Position", "#New position", "Effect"], rows)
+    shown = table("Reset", ["Partition", "#Position", "#New position", "Effect"], rows)
     notes = "".join(f"<p>{_text(one)}</p>" for one in plan.notes)
-    again = f"<p>{escape(plan.warning)}</p>" if plan.warning else ""
+    again = "".join(f"<p>{escape(one)}</p>" for one in (plan.warning, FENCED) if one)
     told = "<p>This is a dry run: nothing was written.</p>"
     form = (
         f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(form_token)}'
         f"{_again(asked)}"
         '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
     )
-    return _page("Reset", head, f"{told}{table}{notes}{again}{form}{back}", None, form_token)
+    return _page("Reset", head, f"{told}{shown}{notes}{again}{form}{back}", None, form_token)
 
 
 def discard_plan(
@@ -124,12 +136,12 @@ def discard_plan(
         body = "<p>No dead letter is chosen.</p>"
     else:
         rows = ((_text(one.reason), _n(one.rejects)) for one in plan.reasons)
-        table = _table("Dead letters by reason", ["Reason", "#Dead letters"], rows)
+        shown = table("Dead letters by reason", ["Reason", "#Dead letters"], rows)
         body = (
             f"<p>This is a dry run: nothing was written. {plural(plan.total, 'dead letter')} would"
             " be discarded. Key, value and headers are removed for good: a discarded dead letter is"
             " not replayed any more. Its offset and a masked reason remain, so that audits account"
-            f" for the record.</p>{table}"
+            f" for the record.</p>{shown}"
             f'<form class="ask" method="post" action="{_path(subject)}/discard">'
             f"{_hidden(form_token)}{_again({**asked, 'shown': plan.shown})}<button id='discard'"
             f" class='change-it'>Discard {plan.total:,} for good</button></form>"
@@ -223,23 +235,88 @@ _LEVELS: Mapping[Level, str] = {
 }  # fmt: skip
 
 
-def _item(subject: Subject, overview: Overview | None) -> str:
-    verdict = overview.verdict if overview is not None else _READING
-    numbers = []
-    if overview is not None and overview.status is not None:
-        numbers += [
-            plural(len(overview.status.partitions), "partition"),
-            f"lag {overview.status.lag:,}",
-            _speed(overview.per_second),
-            f"epoch {overview.status.epoch}",
-        ]
-    if overview is not None:
-        numbers.append(f"read at {_clock(overview.at)}")
+def _judged(overview: Overview | None) -> Judgement:
+    return overview.verdict if overview is not None else _READING
+
+
+def _matches(text: str, subject: Subject, overview: Overview | None) -> bool:
+    about = f"{subject.name} {subject.route} {_judged(overview).sentence}".lower()
+    return all(word in about for word in text.lower().split())
+
+
+def _search(asked: Mapping[str, str]) -> str:
+    kept = _again({name: asked[name] for name in ("state", "sort") if asked[name]})
     return (
-        f'<li class="{verdict.level}"><h2><a href="{_path(subject)}">{_text(subject.name)}</a></h2>'
-        f"{_verdict(verdict)}<p>{_text(subject.route)}</p>"
-        f'<p class="numbers">{" · ".join(filter(None, numbers))}</p></li>'
+        f'<form class="ask" id="search" role="search" method="get" action="/">{kept}'
+        f'<label>Name, route or state<input type="search" name="q" value="{escape(asked["q"])}">'
+        "</label><button>Search</button></form>"
     )
+
+
+def _link(asked: Mapping[str, str], name: str, value: str, told: str, *, chosen: bool) -> str:
+    """A link to the same list with another choice; ``id`` keeps the focus when it is renewed."""
+    query = urlencode({one: text for one, text in {**asked, name: value}.items() if text})
+    current = ' aria-current="true"' if chosen else ""
+    ident = f"{name}-{value.removeprefix('-')}"
+    return f'<a id="{ident}" href="{escape(f"/?{query}")}"{current}>{told}</a>'
+
+
+def _levels(matching: Listed, asked: Mapping[str, str]) -> str:
+    number = Counter(_judged(one).level for _, one in matching)
+    told = {"": f"All {len(matching):,}"}
+    told |= {level: f"{_LEVELS[level]} {number[level]:,}" for level in _WORST if number[level]}
+    links = " ".join(
+        _link(asked, "state", level, said, chosen=asked["state"] == level)
+        for level, said in told.items()
+    )
+    return f'<nav class="states" aria-label="By state">{links}</nav>'
+
+
+def _listed(shown: Listed, asked: Mapping[str, str]) -> str:
+    sort, heads = asked["sort"] or "state", []
+    for name, label in _COLUMNS.items():
+        mark = {name: " ↓", f"-{name}": " ↑"}.get(sort, "")
+        link = f"-{name}" if sort == name else name
+        heads.append(_link(asked, "sort", link, label + mark, chosen=bool(mark)))
+    right = [*heads[:2], *(f"#{one}" for one in heads[2:])]
+    times = [one.at for _, one in shown if one is not None and not one.age]
+    told = f"The oldest reading is of {_clock(min(times))}." if times else ""
+    rows = table("All pipelines", right, (_item(*one) for one in shown))
+    return f'<div class="pipelines">{rows}<p class="note">{told or "None."}</p></div>'
+
+
+def _item(subject: Subject, overview: Overview | None) -> Iterator[str]:
+    verdict = _judged(overview)
+    old = _read_at(overview.at, overview.age) if overview is not None else ""
+    yield f'<a href="{_path(subject)}">{_text(subject.name)}</a><p>{_text(subject.route)}</p>'
+    yield f'<div class="{verdict.level}">{_verdict(verdict)}{old}</div>'
+    for name, label in list(_COLUMNS.items())[2:]:
+        value = _number(name, overview)
+        told = "–" if value is None else duration(value) if name == "waits" else f"{value:,.0f}"
+        yield f"{told}<small> {label.lower()}</small>"
+
+
+def _number(column: str, one: Overview | None) -> float | None:
+    if one is None or (status := one.status) is None:
+        return None
+    waits, speed = status.lag_seconds or 0.0, one.per_second or 0.0
+    return {"lag": status.lag, "waits": waits, "speed": speed, "letters": status.rejects}[column]
+
+
+def _order(column: str, subject: Subject, one: Overview | None) -> Any:
+    """By name, by a number with the largest first, or by state with the worst first."""
+    if column == "name":
+        return subject.name
+    if column not in _COLUMNS or column == "state":
+        return _WORST.index(_judged(one).level)
+    return 1.0 if (number := _number(column, one)) is None else -number
+
+
+_WORST: Sequence[Level] = ("bad", "warn", "unknown", "busy", "fine")
+_COLUMNS = {
+    "name": "Pipeline", "state": "State", "lag": "Lag", "waits": "Oldest waits",
+    "speed": "Offsets/s", "letters": "Dead letters",
+}  # fmt: skip
 
 
 def _verdict(verdict: Judgement) -> str:
@@ -248,12 +325,28 @@ def _verdict(verdict: Judgement) -> str:
 
 
 def _problem(problem: Problem) -> str:
-    way = f'<p class="way-out">Way out: {_text(problem.way_out)}</p>' if problem.way_out else ""
-    return f'<div class="problem"><p>{_text(problem.message)}</p>{way}</div>'
+    return f'<div class="problem"><p>{_text(problem.message)}</p>{_way_out(problem)}</div>'
 
 
-def _speed(per_second: float | None) -> str:
-    return "" if not per_second else f"{per_second:,.0f} offsets/s"
+def _way_out(problem: Problem) -> str:
+    return f'<p class="way-out">Way out: {_text(problem.way_out)}</p>' if problem.way_out else ""
+
+
+def _problems(overview: Overview | None, detail: Detail | None) -> str:
+    """Each problem once: the message of the first one is in the verdict."""
+    found = dict.fromkeys(detail.problems if detail is not None else ())
+    told = ""
+    if overview is not None and overview.problem is not None:
+        found.pop(overview.problem, None)
+        told = _way_out(overview.problem)
+        told += _read_at(overview.at, overview.age)
+    return told + "".join(map(_problem, found))
+
+
+def _read_at(at: datetime, stale: object) -> str:
+    """The time of what can't be read now; empty if it is not ``stale``."""
+    age = duration((datetime.now(UTC) - at).total_seconds())
+    return f"<p class='note'>As it was {age} ago, at {_clock(at)}.</p>" if stale else ""
 
 
 # -- one pipeline ----------------------------------------------------------------------------------
@@ -295,7 +388,7 @@ def _facts(overview: Overview | None, detail: Detail | None, audit: Report | Non
             ("members", _members(status.members)),
         ]
     history = detail.history if detail is not None else None
-    if isinstance(history, History) and history.last_commit:
+    if history is not None and history.last_commit:
         facts.append(("last commit", time_of(history.last_commit)))
     if audit is not None:
         until = audit.complete_until.event_time or audit.complete_until.wall_time
@@ -323,13 +416,43 @@ def _positions(overview: Overview | None) -> str:
         for one in partitions
     )
     head = ["Partition", "#Next offset", "#End", "#Lag", "#Oldest waits"]
-    return f"<section><h2>Positions and lag</h2>{_table('Positions', head, rows)}</section>"
+    return f"<section><h2>Positions and lag</h2>{table('Positions', head, rows)}</section>"
 
 
 def _age(one: PartitionLag) -> str:
     if not one.lag:
         return "–"
     return "not known" if one.lag_seconds is None else duration(one.lag_seconds)
+
+
+def _over_time(overview: Overview | None) -> str:
+    points = overview.points if overview is not None else ()
+    if len(points) < 2:
+        return ""
+    drawn = _line("lag", "offsets", points, [one.lag for one in points])
+    speeds = [None if one.lag is None else one.per_second for one in points]
+    drawn += _line("speed", "offsets/s", points, speeds)
+    first, last = (_clock(datetime.fromtimestamp(points[at].at, UTC)) for at in (0, -1))
+    return (
+        f"<section><h2>Over time</h2><figure><div class='plot'>{drawn}"
+        f"<div class='axis'><span>{first}</span><span>{last}</span></div></div></figure></section>"
+    )
+
+
+def _line(name: str, unit: str, points: Sequence[Point], values: Sequence[float | None]) -> str:
+    """A line of values over time; it has a hole where they could not be read."""
+    start, known = points[0].at, [one for one in values if one is not None]
+    if not known:
+        return ""
+    wide = WIDTH / max(points[-1].at - start, 1e-9)
+    high, pen, drawn = 100 / max(*known, 1), "M", list[str]()
+    for point, value in zip(points, values, strict=True):
+        if value is not None:
+            drawn.append(f"{pen}{(point.at - start) * wide:.1f} {100 - value * high:.1f}")
+        pen = "M" if value is None else "L"
+    about = f"{name}: at most {max(known):,.0f}, last {known[-1]:,.0f} {unit}"
+    line = svg("line", 100, about, [f'<path d="{"".join(drawn)}"/>'])
+    return f"<span>{name}, at most<br>{max(known):,.0f} {unit}</span>{line}"
 
 
 # -- history ---------------------------------------------------------------------------------------
@@ -349,8 +472,9 @@ def _history(detail: Detail | None, overview: Overview | None) -> str:
     if detail is None:
         return f"<section>{title}<p>The ledger is being read.</p></section>"
     history = detail.history
-    if isinstance(history, Problem):
-        return f"<section>{title}{_problem(history)}</section>"
+    if history is None:
+        return ""
+    title += _read_at(detail.at, detail.problems)
     status = overview.status if overview is not None else None
     ends = (
         {TopicPartition(p.topic, p.partition): p.end for p in status.partitions} if status else {}
@@ -369,23 +493,20 @@ def _history(detail: Detail | None, overview: Overview | None) -> str:
         + "</ul>"
     )
     drawn = f'<ul class="lanes-of">{lanes}</ul>{more}{key}' if lanes else ""
-    return (
-        f"<section>{title}<p>{escape(history.holder)}</p>{notes}{drawn}"
-        f"{_epochs(history.epochs)}</section>"
-    )
+    return f"<section>{title}{notes}{drawn}{_epochs(history.epochs)}</section>"
 
 
 def _lane(lane: Lane, end: int | None, colours: Mapping[int, str]) -> str:
     spans = lane.spans
     start = min((one.start for one in spans), default=lane.position)
     last = max([lane.position, start + 1, end or 0, *(one.end for one in spans)])
-    scale = _WIDTH / (last - start)
-    drawn = [_rect("base", 0, _WIDTH, "not committed yet")]
+    scale = WIDTH / (last - start)
+    drawn = [rect("base", 0, WIDTH, 0, 10, "not committed yet")]
     # What a reset has undone is a strip over what was committed again.
     for one in sorted(spans, key=lambda span: span.kind == "undone"):
-        left = min((one.start - start) * scale, _WIDTH - _LEAST)
-        width = max(_LEAST, (one.end - one.start) * scale)
-        drawn.append(_rect(_style(one, colours), left, width, _told(one)))
+        left = min((one.start - start) * scale, WIDTH - _LEAST)
+        width, top = max(_LEAST, (one.end - one.start) * scale), 7 * (one.kind == "undone")
+        drawn.append(rect(_style(one, colours), left, width, top, 10 - top, _told(one)))
     epochs = sorted({one.epoch for one in spans})
     wait = f"; {end - lane.position:,} offsets wait" if end and end > lane.position else ""
     about = (
@@ -394,9 +515,7 @@ def _lane(lane: Lane, end: int | None, colours: Mapping[int, str]) -> str:
     )
     return (
         f"<li><b>{_text(lane.partition)}</b> <small>epoch {lane.epoch}</small>"
-        f'<svg viewBox="0 0 {_WIDTH:g} 10" preserveAspectRatio="none" role="img"'
-        f' aria-label="{escape(printable(about))}">{"".join(drawn)}</svg>'
-        f"<small>offsets {start:,} to {lane.position:,}{wait}</small></li>"
+        f"{svg('', 10, about, drawn)}<small>offsets {start:,} to {lane.position:,}{wait}</small>"
     )
 
 
@@ -415,14 +534,6 @@ def _told(one: Span) -> str:
     return (
         f"epoch {one.epoch}: offsets {one.start:,} to {one.end:,} {kinds.get(one.kind, one.kind)},"
         f" {plural(one.ranges, 'range')}, {counts.records:,} records, {counts.rejects:,} rejects"
-    )
-
-
-def _rect(style: str, left: float, width: float, told: str) -> str:
-    top = 7 if style == "undone" else 0
-    return (
-        f'<rect class="{style}" x="{left:.2f}" y="{top}" width="{width:.2f}" height="{10 - top}">'
-        f"<title>{escape(told)}</title></rect>"
     )
 
 
@@ -445,7 +556,7 @@ def _epochs(epochs: Sequence[Epoch]) -> str:
     more = len(epochs) - _EPOCHS
     cut = f"<p class='note'>{more:,} older epochs are not listed.</p>" if more > 0 else ""
     about = "<p class='note'>Each start of the pipeline takes an epoch; an older one can't commit"
-    return f"<h3>Takeovers</h3>{about} any more.</p>{_table('Takeovers', head, rows)}{cut}"
+    return f"<h3>Takeovers</h3>{about} any more.</p>{table('Takeovers', head, rows)}{cut}"
 
 
 def _doings(one: Epoch) -> str:
@@ -457,11 +568,9 @@ def _doings(one: Epoch) -> str:
 
 
 def _letters(detail: Detail | None, subject: Subject, form_token: str | None) -> str:
-    if detail is None:
+    if detail is None or detail.letters is None:
         return ""
-    letters, title = detail.letters, "<h2>Dead letters</h2>"
-    if isinstance(letters, Problem):
-        return f"<section>{title}{_problem(letters)}</section>"
+    letters, title = detail.letters, "<h2>Dead letters</h2>" + _read_at(detail.at, detail.problems)
     if not letters.total:
         return f"<section>{title}<p>There are none.</p></section>"
     told = plural(letters.total, "record") + " could not be written"
@@ -486,8 +595,8 @@ def _letter(one: Letter) -> str:
     parts = [f"<b>{_text(one.place)}</b>"]
     if one.time is not None:
         parts.append(time_of(one.time))
-    fields = [("key", one.key), ("value", one.value)]
-    fields += [(f"header {name}", value) for name, value in one.headers]
+    fields = [("reason", one.reason), ("key", one.key), ("value", one.value)]
+    fields = [*fields[one.reason is None :], *((f"header {n}", value) for n, value in one.headers)]
     shown = "".join(
         f"<div><dt>{_text(name)}</dt><dd><pre>{'null' if value is None else _lines(value)}</pre>"
         "</dd></div>"
@@ -565,15 +674,13 @@ def _effect(before: int | None, after: int) -> str:
 def _files(detail: Detail | None) -> str:
     if detail is None or detail.files is None:
         return ""
-    files, title = detail.files, "<h2>Files and columns</h2>"
-    if isinstance(files, Problem):
-        return f"<section>{title}{_problem(files)}</section>"
+    files, title = detail.files, "<h2>Files and columns</h2>" + _read_at(detail.at, detail.problems)
     told = f"{plural(files.files, 'file')}, {plural(files.rows, 'row')}, {_bytes(files.bytes)}."
     rows = ((_text(name), _n(number), _n(count)) for name, number, count in files.directories)
-    table = _table("Directories", ["Directory", "#Files", "#Rows"], rows)
+    listed = table("Directories", ["Directory", "#Files", "#Rows"], rows)
     if files.more:
-        table += f"<p class='note'>{files.more:,} more directories are not listed.</p>"
-    return f"<section>{title}<p>{told}</p>{table}{_scopes(files)}</section>"
+        listed += f"<p class='note'>{files.more:,} more directories are not listed.</p>"
+    return f"<section>{title}<p>{told}</p>{listed}{_scopes(files)}</section>"
 
 
 def _scopes(files: TableFiles) -> str:
@@ -640,25 +747,3 @@ def _n(number: int | None) -> str:
 
 def _clock(at: datetime) -> str:
     return f'<time datetime="{escape(at.isoformat())}">{at:%H:%M:%S} UTC</time>'
-
-
-def _table(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML; a heading with ``#`` stands over numbers."""
-    right = [one.startswith("#") for one in head]
-    named = "".join(
-        f'<th scope="col"{_right(n)}>{escape(one.removeprefix("#"))}</th>'
-        for one, n in zip(head, right, strict=True)
-    )
-    body = "".join(
-        "<tr>" + "".join(f"<td{_right(n)}>{cell}</td>" for cell, n in zip(row, right, strict=True))
-        + "</tr>"
-        for row in rows
-    )  # fmt: skip
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
-        f"<thead><tr>{named}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _right(number: bool) -> str:
-    return ' class="n"' if number else ""

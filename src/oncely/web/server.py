@@ -44,6 +44,7 @@ T = TypeVar("T")
 _WAIT = 2.0  # seconds that a page waits for a reading
 _LONGEST_FORM = 10_000
 _LOG_IN = "Log in with the token, and send the form again."
+_LISTED = ("q", "state", "sort")  # of the list of pipelines
 _ASKED = ("verb", "value", "topic")  # of a reset
 _CHOSEN = ("reason", "partition", "since", "before")  # of a discard
 _BEAT = 15.0  # seconds between comments in an event stream
@@ -203,7 +204,8 @@ class Site:
             (one.subject, one.overview.get(max(0.0, until - time.monotonic())))
             for one in self.watched
         ]
-        return HTMLResponse(page.pipelines(found, self._form_token(request)))
+        asked = {name: request.query_params.get(name, "") for name in _LISTED}
+        return HTMLResponse(page.pipelines(found, asked, self._form_token(request)))
 
     def pipeline(self, request: Request) -> Response:
         """One pipeline."""
@@ -232,7 +234,7 @@ class Site:
         seen, beat = self._versions(chosen, details=details), time.monotonic()
         yield "retry: 3000\n\n"
         while not self.ended():  # a client that goes away cancels it
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(max(0.5, len(chosen) / 100))  # a page of many is long
             now = await run_in_threadpool(self._versions, chosen, details=details)
             if now != seen:
                 seen = now

@@ -17,12 +17,17 @@ a:focus-visible, button:focus-visible, input:focus-visible, select:focus-visible
   outline: 2px solid rgb(var(--other)); outline-offset: 2px; }
 .skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; }
 .said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-.pipelines { list-style: none; padding: 0; margin: 1.5rem 0 0; display: grid; gap: .75rem; }
-.pipelines li { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
-  padding: 1rem 1.1rem; }
-.pipelines h2 { margin: 0; font-size: 1.1rem; overflow-wrap: anywhere; }
-.pipelines p { margin: .25rem 0 0; overflow-wrap: anywhere; }
-.pipelines .numbers { font-variant-numeric: tabular-nums; font-size: .875rem; }
+.pipelines p { margin: 0; } .pipelines tbody th { min-width: 11rem; font-weight: 400; }
+.pipelines table small { display: none; }
+.states { display: flex; flex-wrap: wrap; gap: .4rem 1rem; margin: 1rem 0; }
+.states a { padding: .3rem 0; }
+[aria-current] { color: var(--ink); font-weight: 700; text-decoration: none; }
+.line { height: 5rem; background: var(--card); border-bottom: 1px solid var(--rule);
+  margin-bottom: .75rem; overflow: visible; }
+.line path { fill: none; stroke: rgb(var(--other)); stroke-width: 2;
+  vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
+.plot > span { line-height: 1.4; }
+.plot .axis { grid-column: 2; display: flex; justify-content: space-between; }
 .verdict { display: flex; gap: .6rem; align-items: baseline; color: var(--ink); }
 .dot { flex: none; width: .7rem; height: .7rem; border-radius: 50%; background: rgb(var(--dot)); }
 .dot { position: relative; top: .05rem; }
@@ -42,7 +47,7 @@ h1 + .verdict { font-size: 1.15rem; margin-bottom: .25rem; }
 .change { --colour: var(--ink); }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .8125rem/1.5 ui-monospace,
   "SF Mono", Consolas, monospace; }
-td time { white-space: nowrap; } td:last-child:not(.n) { min-width: 11rem; }
+td time { white-space: nowrap; }
 .letter { margin: .25rem 0 1rem; padding-left: 1rem; border-left: 3px solid var(--rule); }
 .letter p { margin: 0; font-size: .9375rem; }
 .letter dl { margin: .25rem 0 0; }
@@ -61,7 +66,12 @@ input, select, button { font: inherit; color: var(--ink); background: var(--card
 button { cursor: pointer; font-weight: 600; }
 button.change-it { background: rgb(var(--other)); border-color: transparent; color: var(--page); }
 .top button { min-height: 0; padding: .1rem .5rem; font-weight: 400; }
-@media (max-width: 34rem) { .lanes-of svg { height: 1.4rem; } }
+@media (max-width: 34rem) { .lanes-of svg { height: 1.4rem; }
+  .pipelines tr { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .5rem 0;
+    border-bottom: 1px solid var(--rule); }
+  .pipelines tr > * { border: 0; padding: .1rem 0; }
+  .pipelines tbody tr > :nth-child(-n + 2) { flex: 0 0 100%; }
+  .pipelines table small { display: inline; } }
 """
 )
 
@@ -74,10 +84,13 @@ const name = (one) => one.id || one.getAttribute("href") || one.getAttribute("ar
   || one.parentElement.id;
 const tables = () => [...live.querySelectorAll(".scroll")];
 const busy = () => live.contains(document.activeElement) && document.activeElement.matches("input");
+const search = document.getElementById("search");
+let asked = 0;
 async function renew() {
   if (busy() || !getSelection().isCollapsed) return;
+  const own = ++asked;
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-  if (!answer.ok || answer.redirected) return;
+  if (!answer.ok || answer.redirected || own !== asked) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
   if (!fresh) return;
@@ -91,6 +104,10 @@ async function renew() {
   for (const one of tables()) one.scrollLeft = scrolled.get(name(one)) ?? 0;
   if (verdict() !== before) said.textContent = verdict() ?? "";
 }
+search?.addEventListener("input", () => {
+  history.replaceState(null, "", "/?" + new URLSearchParams(new FormData(search)));
+  renew();
+});
 const events = new EventSource(live.dataset.events);
 events.addEventListener("changed", renew);
 events.onopen = () => { document.documentElement.dataset.live = "yes"; };

@@ -9,32 +9,37 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 from oncely.web.model import Detail, Overview, Subject, detail, overview
 
 T = TypeVar("T")
-_KEEP = 30.0  # seconds without a look after which the reading ends
+_KEEP = 30.0  # seconds without a look after which nobody looks
+_UNSEEN = 60.0  # seconds between two readings of an overview while nobody looks
 
 
 class Reading(Generic[T]):
-    """A value that is read again at an interval, until nobody has looked at it for some time.
+    """A value that is read again at an interval, from the first look at it on.
 
     Args:
         read: reads; gets the value before.
         every: seconds between two readings.
+        unseen: the same while nobody looks; None: the reading ends then, until the next look.
 
     Attributes:
         version: grows with each reading that has another value.
     """
 
-    def __init__(self, read: Callable[[T | None], T], every: float) -> None:
-        self._read, self._every = read, every
+    def __init__(
+        self, read: Callable[[T | None], T], every: float, unseen: float | None = None
+    ) -> None:
+        self._read, self._every, self._unseen = read, every, unseen
         self._changed = threading.Condition()
         self._value: T | None = None
         self._at = self._looked = float("-inf")
         self._thread: threading.Thread | None = None
-        self._hurry = self._closed = False
+        self._hurry = self._closed = self._slow = False
         self.version = 0
 
     def get(self, wait: float = 0.0) -> T | None:
@@ -45,6 +50,9 @@ class Reading(Generic[T]):
                 self._thread = threading.Thread(target=self._go, name="reading", daemon=True)
                 self._thread.start()
             oldest = self._looked - 3 * self._every
+            if self._slow:
+                self._hurry = True
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._at >= oldest or self._closed, wait)
             return self._value
 
@@ -67,10 +75,13 @@ class Reading(Generic[T]):
                 self.version += value != self._value
                 self._value, self._at = value, time.monotonic()
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._hurry or self._closed, self._every)
+                self._slow = self._at - self._looked > max(_KEEP, 3 * self._every)
+                pause = self._unseen if self._slow else self._every
+                if pause is not None:
+                    self._changed.wait_for(lambda: self._hurry or self._closed, pause)
                 self._hurry = False
-                if self._closed or time.monotonic() - self._looked > max(_KEEP, 3 * self._every):
-                    self._thread = None
+                if self._closed or pause is None:
+                    self._thread, self._slow = None, False
                     return
 
 
@@ -80,7 +91,8 @@ class Watched:
 
     Attributes:
         subject: the pipeline.
-        every: seconds between two readings of the overview; the rest is read half as often.
+        every: seconds between two readings of the overview; the rest is read half as often. While
+            nobody looks, the overview is read once a minute, for the line of lag and speed.
     """
 
     subject: Subject
@@ -91,8 +103,8 @@ class Watched:
     def __post_init__(self) -> None:
         subject = self.subject
         readings: tuple[tuple[str, object], ...] = (
-            ("overview", Reading[Overview](lambda old: overview(subject, old), self.every)),
-            ("detail", Reading[Detail](lambda _: detail(subject), 2 * self.every)),
+            ("overview", Reading[Overview](partial(overview, subject), self.every, _UNSEEN)),
+            ("detail", Reading[Detail](partial(detail, subject), 2 * self.every)),
         )
         for name, value in readings:
             object.__setattr__(self, name, value)

@@ -62,7 +62,9 @@ def test_many_directories_and_scopes_are_counted() -> None:
 def test_their_part_of_the_page() -> None:
     subject = Subject("p", Path("p.toml"))
     reading, none = Overview(Judgement("current", "", "ok")), Problem("none")
-    text = pipeline(subject, reading, Detail(none, none, files_of(CONTENTS)), None, None, None)
+    text = pipeline(
+        subject, reading, Detail(files=files_of(CONTENTS), problems=[none]), None, None, None
+    )
     assert "4 files, 23 rows, 2.2 KiB." in text
     assert "2 columns, 3 files with 2 versions of the schema" in text
     assert "<b>ann" not in text

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
 from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, WrongInput
+from oncely.errors import ConfigError, Unavailable, WrongInput
 from oncely.pipeline.status import Status
-from oncely.reject_summary import printable
+from oncely.reject_summary import RejectSummary, printable
+from oncely.secrets import Secrets
 from oncely.sources.lag import PartitionLag
+from oncely.testing.processes import await_that
 from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
 from oncely.web.model import (
+    POINTS,
     Detail,
     History,
     Letters,
     Overview,
+    Point,
     Problem,
     Subject,
     detail,
+    extended,
+    grouped,
     history_of,
     judged,
     overview,
 )
+from oncely.web.watch import Reading
 from oncely.wording import duration
 from tests.sinktools import T0, T1
 from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
@@ -73,7 +83,6 @@ def test_the_history_with_its_takeovers_and_the_reset(read: Detail) -> None:
     assert [one.counts.records for one in history.epochs] == [20, 0, 0, 100]
     assert history.epochs[1].events == {"reset": 1}
     assert history.epochs[2].events == {"undone range": 1}
-    assert history.holder == "Epoch 4 holds every partition."
     assert history.last_commit is not None
 
 
@@ -98,8 +107,7 @@ def test_a_database_that_is_down_and_a_broker_that_is_down(tmp_path: Path) -> No
     assert found.verdict.level == "bad"
     assert found.verdict.sentence.startswith("Can't be read: no connection to PostgreSQL")
     parts = detail(billing)
-    assert isinstance(parts.history, Problem)
-    assert isinstance(parts.letters, Problem)
+    assert (parts.history, parts.letters, parts.problems) == (None, None, (found.problem,))
     assert PASSWORD not in repr((found, parts))
     shop = subject(filled(tmp_path), Topics(down=True))
     found = overview(shop)
@@ -173,7 +181,8 @@ def test_a_log_of_moves() -> None:
     ]
     assert history.epochs[0].events == {"reset": 1}
     half = replace(ledger, positions={tp: Held(15, 2), TopicPartition("t", 1): Held(3, 1)})
-    assert history_of(half).holder == "Epoch 2 holds t-0; epoch 1 holds t-1."
+    holds = {one.number: one.holds for one in history_of(half).epochs}
+    assert holds == {2: (tp,), 1: (TopicPartition("t", 1),)}
 
 
 def test_durations() -> None:
@@ -208,3 +217,103 @@ def test_what_can_not_be_shown_is_refused(tmp_path: Path) -> None:
     other.mkdir()
     with pytest.raises(WrongInput, match="are both named 'a'"):
         subjects_of([pipeline_file(tmp_path, "a"), pipeline_file(other, "a")])
+
+
+# -- dead letters, what was read before, and the line over time -----------------------------------
+
+
+def letter(reason: str, offset: int = 0) -> dict[str, Any]:
+    return {
+        "topic": "t", "partition": 0, "offset": offset, "timestamp_ms": None, "key": None,
+        "value": None, "headers": [], "stage": "decode", "reason": reason,
+    }  # fmt: skip
+
+
+def test_reasons_that_differ_in_values_are_one_group() -> None:
+    found = [letter(f"id: 'x{n}' is no BIGINT", n) for n in range(6)]
+    found += [letter("name: not a string"), letter(f"password {PASSWORD} of user 7 is refused")]
+    letters = grouped([*found, found[-1]], 9, Secrets.of([PASSWORD]))
+    assert [(one.reason, one.number) for one in letters.reasons] == [
+        ("id: … is no BIGINT", 6),
+        ("password *** of user 7 is refused", 2),
+        ("name: not a string", 1),
+    ]
+    told = [one.reason for one in letters.reasons[0].letters]
+    assert told == [f"id: 'x{n}' is no BIGINT" for n in range(6)]
+    assert letters.reasons[1].letters[0].reason is None  # as that of the group
+    summary = RejectSummary.of([one["reason"] for one in found], lambda _: ())
+    assert [number for _, number in summary.reasons] == [6, 1, 1]  # as `oncely rejects list`
+
+
+def test_what_can_not_be_read_now_is_shown_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = Topics()
+    shop = subject(filled(tmp_path), topics)
+    before, parts = overview(shop), detail(shop)
+    topics.down = True
+    now = overview(shop, overview(shop, before))
+    assert (now.verdict.kind, now.status, now.at) == ("unreadable", before.status, before.at)
+    assert now.age > 0
+    assert [one.lag for one in now.points] == [30, None, None]
+    with monkeypatch.context() as broken:
+        problem = Unavailable("the database does not answer")
+        broken.setattr("oncely.web.model.read_ledger", raising(problem))
+        kept = detail(shop, detail(shop, parts))
+    assert (kept.history, kept.letters, kept.at) == (parts.history, parts.letters, parts.at)
+    assert kept.problems == (Problem("the database does not answer"),)
+    topics.down = False
+    again = overview(shop, now)
+    assert (again.age, again.problem, again.verdict.kind) == (0.0, None, before.verdict.kind)
+    assert detail(shop, kept).at > parts.at
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
+
+
+def test_a_line_over_time_is_bounded_and_keeps_peaks_and_sums() -> None:
+    points: Sequence[Point] = ()
+    for n in range(6_000):  # 8 hours, every five seconds
+        lag = None if 4_000 <= n < 4_500 else 10_000 if n == 1_234 else 7
+        points = extended(points, Point(5.0 * n, lag, 100.0 if n == 1_234 else 2.0))
+    assert len(points) == POINTS
+    assert (points[0].at, points[-1].at) == (0.0, 5.0 * 5_999)
+    assert max(one.at - last.at for last, one in pairwise(points)) < 200
+    assert max(one.lag or 0 for one in points) == 10_000
+    moved = sum(one.per_second * (one.at - last.at) for last, one in pairwise(points))
+    assert moved == pytest.approx(5 * (5_998 * 2.0 + 100.0))
+    unread = [one.at for one in points if one.lag is None]
+    assert unread[0] == pytest.approx(20_000, abs=200)
+    assert unread[-1] == pytest.approx(22_500, abs=200)
+    later = extended(points, Point(5.0 * 5_999 + 80_000.0, 1))
+    assert later[0].at > later[-1].at - 86_400.0
+
+
+def test_an_overview_is_read_while_nobody_looks_and_at_once_when_somebody_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oncely.web.watch._KEEP", 0.0)
+    read = threading.Semaphore(0)
+
+    def count(before: int | None) -> int:
+        read.release()
+        return (before or 0) + 1
+
+    unseen = Reading(count, 0.0, unseen=0.001)
+    assert unseen.get(10.0)
+    for _ in range(5):
+        assert read.acquire(timeout=10.0)
+    unseen.close()
+
+    slow = Reading(count, 0.0, unseen=3600.0)
+    first = slow.get(10.0)
+    await_that(lambda: slow.get() != first, "a reading for who looks")
+    slow.close()
+
+    ending = Reading(count, 0.0)
+    ending.get(10.0)
+    await_that(lambda: ending._thread is None, "the end")

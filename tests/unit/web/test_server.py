@@ -15,11 +15,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from oncely.audit.report import Report
-from oncely.errors import ConfigError
+from oncely.clients.kafka.groups import Member
+from oncely.errors import ConfigError, Unavailable
 from oncely.html import style_hash
+from oncely.pipeline.status import NOBODY, Judgement
 from oncely.testing.processes import await_that
+from oncely.web import page
 from oncely.web.access import Access, checked_token
 from oncely.web.audits import newest, report_of
+from oncely.web.model import Overview, Point, Subject, detail, overview
 from oncely.web.server import Site
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched
@@ -84,10 +88,106 @@ def test_all_pipelines_are_listed_beside_one_that_is_down(client: TestClient) ->
     assert "t → sql rows" in text
 
 
+def test_many_pipelines_are_searched_filtered_and_sorted_without_a_script(
+    client: TestClient,
+) -> None:
+    def names(**asked: str) -> list[str]:
+        text = client.get("/", params=asked).text
+        assert "3 pipelines: 1 with a problem" in text  # of all, whatever is shown
+        return re.findall(r'<th scope="row"><a href="/p/(\w+)"', text)
+
+    assert names() == ["billing", "shop", "clicks"]  # the worst first
+    assert names(sort="-state") == ["clicks", "shop", "billing"]
+    assert names(sort="name") == ["billing", "clicks", "shop"]
+    assert names(sort="-name") == ["shop", "clicks", "billing"]
+    assert names(sort="lag") == ["clicks", "shop", "billing"]  # not known: at the end
+    assert names(sort="letters") == ["shop", "clicks", "billing"]
+    assert names(sort="none") == names(sort="") == names()
+    assert names(state="warn") == ["shop"]
+    assert names(q="SQL never") == ["clicks"]  # the route and the verdict
+    assert names(q="postgresql") == ["billing"]
+    assert names(q="sql", state="fine") == []
+    text = client.get("/", params={"q": "sql never", "sort": "lag"}).text
+    assert 'href="/?q=sql+never&amp;state=unknown&amp;sort=lag">Unknown 1<' in text
+    assert 'href="/?q=sql+never&amp;sort=-lag" aria-current="true">Lag ↓<' in text
+    assert 'name="q" value="sql never"' in text
+    assert '<input type="hidden" name="sort" value="lag">' in text
+    hostile = client.get("/", params=dict.fromkeys(("q", "state", "sort"), '"><script>alert(1)'))
+    assert "<script>alert" not in hostile.text
+
+
+def test_the_headline_counts_what_stands_still(tmp_path: Path) -> None:
+    """Dead letters, records that nothing reads, and pipelines that never ran are no peace."""
+
+    class Unattended(Topics):
+        def members(self, group: str) -> list[Member]:
+            return []
+
+    done = {T0: 100, T1: 40}
+    watched = [
+        Watched(subject(filled(tmp_path, "letters"), Topics(done)), every=3600),
+        Watched(subject(filled(tmp_path, "behind"), Unattended()), every=3600),
+        Watched(subject(pipeline_file(tmp_path, "never"), Unattended()), every=3600),
+    ]
+    found = [(one.subject, one.overview.get(60)) for one in watched]
+    asked = {"q": "", "state": "", "sort": ""}
+    assert [one.verdict.kind for _, one in found if one] == ["dead letters", "behind", "never ran"]
+    told = "3 pipelines: 2 behind, or with dead letters, 1 not known or never started"
+    assert told in page.pipelines(found, asked, None)
+    assert NOBODY in page.pipelines(found[1:2], asked, None)
+    calm = replace(found[0][1], verdict=Judgement("current")) if found[0][1] else None
+    told = "1 pipeline, none of them with a problem"
+    assert told in page.pipelines([(found[0][0], calm)], asked, None)
+    for one in watched:
+        one.close()
+
+
+def test_a_database_that_is_down_is_told_once_beside_what_was_read_before(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = client.get("/p/billing").text
+    assert text.count("no connection to PostgreSQL") == text.count("Way out:") == 1
+    shop = subject(filled(tmp_path), Topics())
+    assert shop.pipeline is not None
+    before, parts = overview(shop), detail(shop)
+
+    def fail(*_: object) -> NoReturn:
+        raise Unavailable("the database does not answer", way_out="start it")
+
+    monkeypatch.setattr(type(shop.pipeline.destination), "look", fail)
+    monkeypatch.setattr(type(shop.pipeline.destination), "rejects", fail)
+    monkeypatch.setattr("oncely.web.model.read_ledger", fail)
+    now = overview(shop, before), detail(shop, parts)
+    text = page.pipeline(shop, *now, None, None, None)
+    assert text.count("the database does not answer") == text.count("Way out:") == 1
+    read = r"<p class='note'>As it was \d[^<]* ago, at <time[^>]*>"
+    assert len(re.findall(read, text)) == 3
+    for told in ("<dt>lag, in offsets</dt><dd>30</dd>", "holds 2 partitions", "t-0@59"):
+        assert told in text, told
+    listed = page.pipelines([(shop, now[0])], dict.fromkeys(("q", "state", "sort"), ""), None)
+    assert re.search(rf"{read}{before.at:%H:%M:%S}", listed)
+    assert '<td class="n">30<' in listed
+
+
+def test_lag_and_speed_over_time() -> None:
+    shop = Subject("shop", Path("shop.toml"))
+    lags = (10, 40, None, 20)
+    points = [Point(1_700_000_000.0 + 60 * n, lag, 2.0 * n) for n, lag in enumerate(lags)]
+    now = Overview(Judgement("running"), points=points)
+    text = page.pipeline(shop, now, None, None, None, None)
+    assert 'aria-label="lag: at most 40, last 20 offsets"' in text
+    assert '<path d="M0.0 75.0L333.3 0.0M1000.0 50.0"/>' in text  # a hole where it was not read
+    assert 'aria-label="speed: at most 6, last 6 offsets/s"' in text
+    assert ">22:13:20 UTC</time></span>" in text
+    for few in (points[:1], [Point(one.at, None) for one in points]):
+        text = page.pipeline(shop, replace(now, points=few), None, None, None, None)
+        assert "<path" not in text
+
+
 def test_the_page_of_a_pipeline(client: TestClient) -> None:
     text = client.get("/p/shop").text
     for told in (
-        "Epoch 4 holds every partition.", "undone by a reset", "Takeovers", "Dead letters",
+        "holds 2 partitions", "undone by a reset", "Takeovers", "Dead letters",
         "name: not a string", "t-0@59", "Reset of positions", "Guarantee: exactly once",
         "Each task writes rows, rejects and the new position",
         "oncely-work/shop/&lt;b&gt; at 10.0.0.7: 2 partitions",
@@ -317,6 +417,10 @@ def test_a_reset_and_its_dry_run(own: Site) -> None:
     assert "This is a dry run" in plan
     assert "50 are read again" in plan
     assert "an append table contains their" in plan
+    assert "is fenced by the reset, and ends with exit code 3" in plan
+    unit = (Path(__file__).parents[3] / "packaging" / "oncely@.service").read_text()
+    assert (told := "RestartPreventExitStatus=2 3") in plan
+    assert told in unit
     assert client.get("/p/shop/reset?verb=to-offset&value=x").status_code == 400
     assert client.get("/p/shop/reset?verb=sideways").status_code == 400
     assert client.get("/p/shop/reset?verb=to-latest&topic=other").status_code == 400
