@@ -44,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Lead links to the examples into the site, append the generated references, and weigh the page."""
+    """Lead links to the examples into the site, append generated references, and weigh the page."""
     section = page.parent.title if page.parent else ""
     if section in _BOOSTS:
         page.meta["search"] = {"boost": _BOOSTS[section]}
