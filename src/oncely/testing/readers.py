@@ -12,6 +12,8 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from oncely.tries import tries
+
 Isolation = Literal["read_committed", "read_uncommitted"]
 
 _LEVELS = {
@@ -105,14 +107,12 @@ def _settled_ends(
     brokers: str, topic: str, isolation: Isolation, patience: float
 ) -> dict[int, int]:
     """The ends, once no transaction hides them or the patience is over."""
-    admin, give_up = _admin(brokers), time.monotonic() + patience
-    while True:
+    admin = _admin(brokers)
+    for _ in tries(patience, _AGAIN):
         found = _ends(admin, topic, isolation)
-        if isolation == "read_uncommitted" or time.monotonic() > give_up:
-            return found
-        if found == _ends(admin, topic, "read_uncommitted"):
-            return found
-        time.sleep(_AGAIN)
+        if isolation == "read_uncommitted" or found == _ends(admin, topic, "read_uncommitted"):
+            break
+    return found
 
 
 def _admin(brokers: str) -> AdminClient:
@@ -121,14 +121,14 @@ def _admin(brokers: str) -> AdminClient:
 
 def _ends(admin: AdminClient, topic: str, isolation: Isolation) -> dict[int, int]:
     """The ends; the request is repeated after errors that pass."""
-    give_up = time.monotonic() + _ASK
-    while True:
+    for _ in tries(_ASK, _AGAIN):
         try:
             return _ends_now(admin, topic, isolation)
-        except KafkaException as error:
-            if error.args[0].code() not in _PASSING or time.monotonic() > give_up:
-                raise
-        time.sleep(_AGAIN)
+        except KafkaException as failure:
+            error = failure.args[0]
+        if error.code() not in _PASSING:
+            break
+    raise KafkaException(error)
 
 
 def _ends_now(admin: AdminClient, topic: str, isolation: Isolation) -> dict[int, int]:

@@ -32,12 +32,12 @@ from oncely.errors import (
     WrongInput,
 )
 from oncely.secrets import Secrets
+from oncely.tries import tries
 
 K = TypeVar("K", bound=Hashable)
 
 _logger = logging.getLogger("oncely.sources.kafka")
 _GRACE = 2.0  # librdkafka ends a request by itself; this is for a request that it does not end
-_AGAIN = 0.1  # seconds
 # librdkafka opens its second connection, by the broker's own address, no sooner than half of this
 # after the first one. With its default of 100 each new client waits for 40 ms more.
 _RECONNECT_MS = 20
@@ -294,8 +294,7 @@ class KafkaAdmin:
             request: sends it, with a timeout in seconds.
             errors_in: returns the errors inside a good result, such as those of single partitions.
         """
-        deadline = time.monotonic() + self._timeout
-        while True:
+        for _ in tries(self._timeout):
             answers = self.ask(doing, request)
             bad = [a for a in answers.values() if isinstance(a, Exception)]
             if not bad:
@@ -303,9 +302,9 @@ class KafkaAdmin:
             if not bad:
                 return answers
             lasting = [error for error in bad if not _is_one_of(_PASSING, error)]
-            if lasting or time.monotonic() > deadline:
-                raise self.sorted((lasting or bad)[0], doing)
-            time.sleep(_AGAIN)
+            if lasting:
+                break
+        raise self.sorted((lasting or bad)[0], doing)
 
     def sorted(self, error: Exception, doing: str) -> OncelyError:
         """The error as an Oncely error, with the reason that the client has reported meanwhile."""

@@ -31,6 +31,7 @@ from oncely.clients.kafka.inbox import PASSING, Polled, inbox_of
 from oncely.clients.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, OncelyError, Unavailable
+from oncely.tries import tries
 
 _OWN: Mapping[str, object] = {
     "group.id": "oncely-reads-ranges",  # required by librdkafka, not used
@@ -402,24 +403,23 @@ class Reader:
 
     def _bounds(self, tp: TopicPartition, seconds: float) -> tuple[Position, Position]:
         """The first offset of a partition, and the end for readers of this isolation level."""
-        doing, deadline = f"read the bounds of {tp}", time.monotonic() + seconds
-        while True:
+        doing, final = f"read the bounds of {tp}", None
+        for _ in tries(seconds, 0):
             try:
                 low, end = self._opened().get_watermark_offsets(
                     ck.TopicPartition(*tp), timeout=min(seconds, 2.0), cached=False
                 )
                 return low, end
-            except KafkaException as error:
-                self._inbox.consumer.poll(0)  # serves the callback of errors
-                final, code = self._error_state.final, error.args[0].code()
-                if final is None and code in PASSING and time.monotonic() < deadline:
-                    continue
-                self.close()
-                if code in PASSING:
-                    raise final or unanswered(
-                        doing, self._brokers, self._error_state.newest
-                    ) from error
-                raise classify_error(error.args[0], doing, self._brokers) from error
+            except KafkaException as failure:
+                error = failure.args[0]
+            self._inbox.consumer.poll(0)  # serves the callback of errors
+            final = self._error_state.final
+            if final is not None or error.code() not in PASSING:
+                break
+        self.close()
+        if error.code() in PASSING:
+            raise final or unanswered(doing, self._brokers, self._error_state.newest)
+        raise classify_error(error, doing, self._brokers)
 
 
 _offset = methodcaller("offset")

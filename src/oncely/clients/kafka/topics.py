@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (
 from oncely.clients.kafka.client import KafkaAdmin
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import TableMismatch, Unavailable
+from oncely.tries import tries
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
 """Settings of topics that are read from their first offset. The newest segment is never
@@ -343,20 +343,17 @@ def _await_leader(admin: KafkaAdmin, name: str, partitions: int = 1) -> None:
     Raises:
         Unavailable: a partition has none after 15 seconds.
     """
-    deadline = time.monotonic() + _LEADER_SECONDS
     here = {ck.TopicPartition(name, one): OffsetSpec.latest() for one in range(partitions)}
 
     def afresh(client: AdminClient, wait: float) -> Any:
         client.list_topics(name, timeout=wait)  # or the client uses its cached metadata
         return client.list_offsets(here, request_timeout=wait)
 
-    while True:
+    for _ in tries(_LEADER_SECONDS, _AGAIN):
         answer = admin.ask("describe a new topic", afresh)
         if not any(isinstance(one, Exception) for one in answer.values()):
             return
-        if time.monotonic() > deadline:
-            raise Unavailable(f"topic {name!r} was created and has no leader")
-        time.sleep(_AGAIN)
+    raise Unavailable(f"topic {name!r} was created and has no leader")
 
 
 def _create(admin: KafkaAdmin, topic: NewTopic) -> bool:

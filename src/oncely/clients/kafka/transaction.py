@@ -28,6 +28,7 @@ from oncely.clients.kafka.sender import InstanceFenced, Message, Sender, served
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.phases import phase
+from oncely.tries import tries
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 
@@ -154,19 +155,17 @@ class Transaction(Sender):
         self._open = False
 
     def _step(self, name: str, call: Callable[[float], object]) -> None:
-        deadline = time.monotonic() + self._timeout
-        while True:
+        for left in tries(self._timeout, _AGAIN):
             try:
-                served(partial(call, max(0.1, deadline - time.monotonic())))
+                served(partial(call, left))
                 return
             except KafkaException as failure:
                 error = failure.args[0]
-                if error.retriable() and time.monotonic() < deadline:
-                    time.sleep(_AGAIN)
-                    continue
-                if name == "commit_transaction" and not error.txn_requires_abort():
-                    self._open = False  # an abort could race with a late commit
-                raise self._sorted(error, name) from failure
+            if not error.retriable():
+                break
+        if name == "commit_transaction" and not error.txn_requires_abort():
+            self._open = False  # an abort could race with a late commit
+        raise self._sorted(error, name)
 
     def _sorted(self, error: KafkaError, doing: str) -> OncelyError:
         """The error by its consequence; after a fatal error not even an abort is possible."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import checked, foreign
+from oncely.tries import tries
 
 _AGAIN = 0.005  # seconds
 _MINE_TO_MEND = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
@@ -134,17 +134,13 @@ class FileStore(OffsetStore):
             os.close(lock)
 
     def _lock(self, lock: int) -> None:
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
+        for _ in tries(self.timeout, _AGAIN):
+            with suppress(BlockingIOError):
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise Unavailable(
-                        f"{self.where}: another process held its lock for {self.timeout:g} s",
-                        way_out=f"`fuser {self.file}.lock` shows it: let it finish, or end it",
-                    ) from None
-                time.sleep(_AGAIN)
+        raise Unavailable(
+            f"{self.where}: another process held its lock for {self.timeout:g} s",
+            way_out=f"`fuser {self.file}.lock` shows it: let it finish, or end it",
+        )
 
     def _sorted(self, error: OSError, doing: str) -> OncelyError:
         text = f"can't {doing} {error.filename or self.file}: {error.strerror}"

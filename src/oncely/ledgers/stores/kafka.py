@@ -11,7 +11,6 @@ default), separately for each partition (KIP-211): idle partitions must be saved
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -32,6 +31,7 @@ from oncely.errors import ConfigError, OncelyError
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import foreign
 from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
+from oncely.tries import tries
 
 _CLIENT = {
     "enable.auto.commit": False,
@@ -130,11 +130,9 @@ class KafkaStore(OffsetStore):
 
     def _ask(self, doing: str, request: Callable[[Any, float], Sequence[Any]]) -> Sequence[Any]:
         """Repeat a request until its result is good, while its error is temporary."""
-        deadline = time.monotonic() + self.timeout
         with self._client.use() as client:
             client.error_state.newest, client.error_state.final = "", None
-            while True:
-                left = max(0.1, deadline - time.monotonic())
+            for left in tries(self.timeout, _AGAIN):
                 try:
                     answer = request(client.consumer, min(_SLICE, left))
                     bad = next((one.error for one in answer if one.error), None)
@@ -143,10 +141,10 @@ class KafkaStore(OffsetStore):
                 if bad is None:
                     return answer
                 bad = client.complaint() or bad
-                over = time.monotonic() > deadline or client.error_state.final is not None
-                if over or bad.code() not in (*_PASSING, *_NO_ANSWER):
-                    raise self._sorted(bad, doing, client.error_state)
-                time.sleep(_AGAIN)
+                passes = bad.code() in (*_PASSING, *_NO_ANSWER)
+                if client.error_state.final is not None or not passes:
+                    break
+            raise self._sorted(bad, doing, client.error_state)
 
     def _sorted(self, error: KafkaError, doing: str, error_state: ErrorState) -> OncelyError:
         doing = f"{doing} the offsets of group {self.group!r}"

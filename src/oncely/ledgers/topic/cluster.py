@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
@@ -60,6 +59,7 @@ from oncely.ledgers.topic.records import (
     read_stamp,
 )
 from oncely.ledgers.totals import Totals
+from oncely.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -288,14 +288,14 @@ class Cluster:
         """
         doing = f"read the offsets of group {self.pipeline_topics.group!r}"
         wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        deadline = time.monotonic() + self.pipeline_topics.timeout
+        if not wanted:
+            return {}
         with ExitStack() as own:
             if stable:
                 consumer = self._connected()
             else:
                 consumer = own.enter_context(closing(self._reader(stable=False)))
-            while wanted:
-                left = max(0.1, deadline - time.monotonic())
+            for left in tries(self.pipeline_topics.timeout, _AGAIN):
                 try:
                     found = consumer.committed(wanted, left)
                     bad = next((one.error for one in found if one.error), None)
@@ -303,10 +303,9 @@ class Cluster:
                     bad = error.args[0]
                 if bad is None:
                     return self._stamped(found)
-                if bad.code() not in OFFSETS_DELAYED or time.monotonic() > deadline:
-                    raise classify_error(bad, doing, self.pipeline_topics.brokers)
-                time.sleep(_AGAIN)
-        return {}
+                if bad.code() not in OFFSETS_DELAYED:
+                    break
+            raise classify_error(bad, doing, self.pipeline_topics.brokers)
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position that is known to be committed. It may have moved since.

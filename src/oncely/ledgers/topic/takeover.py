@@ -85,6 +85,7 @@ from oncely.ledgers.topic.records import (
     tree_names,
 )
 from oncely.ledgers.topic.same_outputs import same_outputs, same_target
+from oncely.tries import tries
 
 
 def lost_partitions(
@@ -626,14 +627,13 @@ def note(cluster: Cluster, fence: Fence, notes: Notes) -> None:
 
 
 def _await_end(cluster: Cluster) -> None:
-    deadline = time.monotonic() + _MARKERS_SECONDS
-    while cluster.hides_its_end():
-        if time.monotonic() > deadline:
-            raise Unavailable(
-                "an open transaction hides the end of ledger topic"
-                f" {cluster.pipeline_topics.ledger_topic!r}"
-            )
-        time.sleep(_MARKERS_POLL_SECONDS)
+    for _ in tries(_MARKERS_SECONDS, _MARKERS_POLL_SECONDS):
+        if not cluster.hides_its_end():
+            return
+    raise Unavailable(
+        "an open transaction hides the end of ledger topic"
+        f" {cluster.pipeline_topics.ledger_topic!r}"
+    )
 
 
 def _write(

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from oncely.testing.servers import pginstall
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import free_port, is_free
 from oncely.testing.servers.postgres import Postgres
+from oncely.tries import tries
 
 _MODULE = "oncely.testing.servers.background"
 _START = 180.0
@@ -168,14 +168,12 @@ def _launch(home: Path) -> LocalServers:
             umask=0o077,  # Kafka's files and the logs, too
         )
     try:
-        deadline = time.monotonic() + _START
-        while time.monotonic() < deadline:
+        for _ in tries(_START, _POLL):
             running = _running(home)
             if running:
                 return running[1]
             if keeper.poll() is not None:
                 break
-            time.sleep(_POLL)
         tail = log.read_text(errors="replace").strip()
         raise Unavailable(f"the local servers did not start: {tail}", way_out=f"see {log}")
     except BaseException:

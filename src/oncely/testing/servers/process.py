@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from oncely.errors import InvariantViolation, Unavailable, WrongInput
+from oncely.tries import tries
 
 _GUARD = Path(__file__).with_name("_guard.py")
 _POLL = 0.02
@@ -223,17 +223,13 @@ def wait_until(
     Raises:
         Unavailable: the process ended first, or after ``timeout`` seconds; with the end of its log.
     """
-    deadline = time.monotonic() + timeout
-    while True:
+    problem = f"took more than {timeout:.0f} s: {what}"
+    for _ in tries(timeout, _POLL):
         if condition():
             return
         if not process.running:
             problem = f"ended with code {process.returncode} before {what}"
             break
-        if time.monotonic() > deadline:
-            problem = f"took more than {timeout:.0f} s: {what}"
-            break
-        time.sleep(_POLL)
     raise Unavailable(
         f"{process.name} {problem}\n{process.log_tail()}", way_out=f"its log is {process.log}"
     )
