@@ -26,9 +26,9 @@ from oncely import context
 from oncely.clients.kafka.client import ErrorState, make
 from oncely.clients.kafka.producer_settings import producer_config
 from oncely.clients.kafka.sender import Delivered, Message, Plain
-from oncely.clients.per_process import Lazy
 from oncely.config.arguments import checked
 from oncely.errors import ConfigError, WrongInput
+from oncely.per_process import PerProcess
 from oncely.pipeline.handling import Worker
 from oncely.sinks.handlers.batch import Batch, Record
 
@@ -104,7 +104,7 @@ class Jobs:
     def __init__(self, worker: Worker, topic: str) -> None:
         self.topic = topic
         self._jobs: dict[str, Job[Any]] = {}
-        self._producer = Lazy(partial(_producer, worker), Plain.close)
+        self._producer = PerProcess(partial(_producer, worker), Plain.close)
 
     def __repr__(self) -> str:
         return f"jobs of {self.topic!r}"

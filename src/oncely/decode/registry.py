@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from oncely.decode.avro_schema import DEEPEST, Definition
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
+from oncely.per_process import PerProcess
 from oncely.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Registry:
                 raise UnknownSchema(why)
             what = f"schema id {schema_id}"
             try:
-                found = self._ask(lambda: self._client.get_schema(schema_id), what)
+                found = self._ask(lambda: self._client.get().get_schema(schema_id), what)
                 _known[place] = self._definition(found, what)
             except UnknownSchema as error:
                 if len(_unknown) >= _MOST_UNKNOWN:
@@ -145,20 +145,13 @@ class Registry:
 
     def _referred(self, subject: str, version: int) -> Schema:
         what = f"subject {subject} version {version}"
-        found = self._ask(lambda: self._client.get_version(subject, version), what)
+        found = self._ask(lambda: self._client.get().get_version(subject, version), what)
         return found.schema
 
-    @property
-    def _client(self) -> SchemaRegistryClient:
-        # A forked child must not use its parent's TLS connection: both would break it.
-        clients: dict[int, SchemaRegistryClient] = self._clients
-        if os.getpid() not in clients:
-            clients[os.getpid()] = self._connected()
-        return clients[os.getpid()]
-
     @cached_property
-    def _clients(self) -> dict[int, SchemaRegistryClient]:
-        return {}
+    def _client(self) -> PerProcess[SchemaRegistryClient]:
+        # A forked child must not use its parent's TLS connection: both would break it.
+        return PerProcess(self._connected)
 
     def _connected(self) -> SchemaRegistryClient:
         from confluent_kafka.schema_registry import SchemaRegistryClient

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import SecretStr
 
-from oncely.clients.per_process import said, users_function
 from oncely.config import HandlersSinkSettings, PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
@@ -22,6 +21,7 @@ from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
 from oncely.runtimes.stop import StopSignal
 from oncely.sinks.handlers.sink import Handler, name_of
+from oncely.users_function import said, users_function
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., object])
 

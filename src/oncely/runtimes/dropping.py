@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.clients.kafka.records import RECORDS
-from oncely.clients.per_process import returned, said, users_function
 from oncely.core.batch import IntArray, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
 from oncely.runtimes.row_transform import SqlTransform
 from oncely.sinks.handlers.batch import Record
+from oncely.users_function import returned, said, users_function
 
 _COLUMNS = {
     "kafka_topic": "topic",

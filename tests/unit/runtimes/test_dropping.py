@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 
 from oncely.clients.kafka.records import RECORDS
-from oncely.clients.per_process import said
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
@@ -24,6 +23,7 @@ from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
 from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.handlers.batch import Record
+from oncely.users_function import said
 
 PLAIN = JsonDecoder(pa.schema({"id": pa.int64()}), "value")
 NOW = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

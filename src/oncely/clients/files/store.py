@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ from oncely.clients.files.errors import NoSuchFile, classify_store_error, unreac
 from oncely.clients.files.root import address, below, checked_url, shown_url
 from oncely.clients.files.s3_options import S3Options
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavailable
+from oncely.per_process import PerProcess
 
 Bytes: TypeAlias = "bytes | memoryview | pa.Buffer"
 
@@ -346,17 +348,10 @@ class Store:
 
     def __post_init__(self) -> None:
         self.url = checked_url(self.url, self.s3)
-        self._reset()
+        self._place = PerProcess(partial(self.connect, self.url, self.s3))
 
     def __repr__(self) -> str:
         return f"Store({shown_url(self.url)!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self.url, "s3": self.s3, "connect": self.connect}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset()
 
     @property
     def local(self) -> bool:
@@ -458,21 +453,9 @@ class Store:
         with suppress(NoSuchFile):
             self._again(f"delete {path}", lambda place: place.delete(path))
 
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._place: tuple[int, FileSystem] | None = None
-
-    def _connected(self) -> FileSystem:
-        with self._lock:
-            # A client of the parent process has locks and sockets of threads that do not exist in
-            # this one.
-            if self._place is None or self._place[0] != os.getpid():
-                self._place = (os.getpid(), self.connect(self.url, self.s3))
-            return self._place[1]
-
     def _once(self, doing: str, call: Callable[[FileSystem], T]) -> T:
         try:
-            return call(self._connected())
+            return call(self._place.get())
         except (OSError, pa.ArrowException) as error:
             classified = classify_store_error(error, doing, self.url)
             if self.s3 is not None:

@@ -25,12 +25,12 @@ from oncely.clients.kafka.client import (
     make,
     unanswered,
 )
-from oncely.clients.per_process import Lazy
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import foreign
 from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
+from oncely.per_process import PerProcess
 from oncely.tries import tries
 
 _CLIENT = {
@@ -77,7 +77,7 @@ class KafkaStore(OffsetStore):
         )  # fmt: skip
         self.pipeline = pipeline
         connect = partial(_connect, brokers, group, dict(kafka or {}), timeout)
-        self._client: Lazy[_Client] = Lazy(connect, _end)
+        self._client: PerProcess[_Client] = PerProcess(connect, _end)
 
     def __repr__(self) -> str:
         return f"KafkaStore({self.brokers!r}, {self.group!r})"

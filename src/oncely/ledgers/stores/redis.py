@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from oncely.clients.per_process import Lazy
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import decode, encode, field, foreign, read_field
+from oncely.per_process import PerProcess
 from oncely.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RedisStore(OffsetStore):
 
     def __init__(self, url: str, pipeline: str, timeout: float = 10.0) -> None:
         self._url, self.pipeline, self.timeout = url, pipeline, timeout
-        self._client: Lazy[redis.Redis] = Lazy(partial(_connect, url, timeout), _end)
+        self._client: PerProcess[redis.Redis] = PerProcess(partial(_connect, url, timeout), _end)
 
     def __repr__(self) -> str:
         return f"RedisStore({self.where!r}, {self.pipeline!r})"

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from oncely.clients.per_process import Lazy
 from oncely.clients.sql.connection import (
     BadData,
     Connection,
@@ -32,6 +31,7 @@ from oncely.errors import (
 )
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import checked
+from oncely.per_process import PerProcess
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class SqlStore(OffsetStore):
             self._dialect = dialect_for(url, timeout)
         except WrongInput as error:
             raise _for_offsets(error) from None
-        self._session: Lazy[Connection] = Lazy(partial(_connect, self._dialect), _end)
+        self._session: PerProcess[Connection] = PerProcess(partial(_connect, self._dialect), _end)
         self._ready = False
 
     def __repr__(self) -> str:

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from oncely.clients.per_process import Lazy
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.extras import require
 from oncely.ledgers.stores.base import OffsetStore, Stored
 from oncely.ledgers.stores.records import decode, encode, field, foreign
+from oncely.per_process import PerProcess
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -53,7 +53,7 @@ class ZooKeeperStore(OffsetStore):
     ) -> None:
         self.hosts, self.pipeline, self.timeout = hosts, pipeline, timeout
         self.root = f"{path.rstrip('/')}/{_node(pipeline)}"
-        self._client: Lazy[KazooClient] = Lazy(partial(_connect, hosts, timeout), _end)
+        self._client: PerProcess[KazooClient] = PerProcess(partial(_connect, hosts, timeout), _end)
 
     def __repr__(self) -> str:
         return f"ZooKeeperStore({self.hosts!r}, {self.pipeline!r})"

@@ -6,11 +6,11 @@ transaction, and are taken over, read and reset in the same way.
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 from oncely.clients.kafka import topics
@@ -23,6 +23,7 @@ from oncely.ledgers.topic import takeover as takeovers
 from oncely.ledgers.topic.cluster import KEPT, Cluster, LedgerCopy, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import PositionTakeover, move_alone
 from oncely.ledgers.topic.records import RunMode
+from oncely.per_process import PerProcess
 
 
 class _Worker:
@@ -35,19 +36,20 @@ class _Worker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: tuple[int, str, Cluster] | None = None
+        self._kept: tuple[str, PerProcess[Cluster]] | None = None
 
     def cluster(
         self, run: str, pipeline_topics: PipelineTopics, known: LedgerCopy | None
     ) -> Cluster:
         """The clients of a run; those of another run are closed."""
         with self._lock:
-            if self._kept is None or self._kept[:2] != (os.getpid(), run):
+            if self._kept is None or self._kept[0] != run:
                 self._close()
-                self._kept = (os.getpid(), run, Cluster(pipeline_topics))
+                self._kept = run, PerProcess(partial(Cluster, pipeline_topics), Cluster.close)
+            cluster = self._kept[1].get()
             if known is not None:
-                self._kept[2].learn(known)
-            return self._kept[2]
+                cluster.learn(known)
+            return cluster
 
     def close(self) -> None:
         """Close the clients; the next call creates new ones."""
@@ -55,8 +57,8 @@ class _Worker:
             self._close()
 
     def _close(self) -> None:
-        if self._kept is not None and self._kept[0] == os.getpid():
-            self._kept[2].close()
+        if self._kept is not None:
+            self._kept[1].close()
         self._kept = None
 
 
@@ -82,28 +84,27 @@ class TopicLedger:
     outputs: Callable[[], Mapping[str, str]] = dict
     create: bool = True
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    _cluster: tuple[int, Cluster] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
     _travelled: bool = field(default=False, init=False, repr=False, compare=False)
     """True in a task's copy."""
     _known: LedgerCopy | None = field(default=None, init=False, repr=False, compare=False)
     """In a task's copy: the driver's copy of the ledger topic."""
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = self._cluster is not None and self._cluster[0] == os.getpid()
-        known = self.cluster.copy() if opened else self._known
-        own = {"_cluster": None, "_travelled": True, "_known": known, "outputs": dict}
-        return self.__dict__ | own
+        known = self.cluster.copy() if self._cluster.made else self._known
+        state = self.__dict__ | {"_travelled": True, "_known": known, "outputs": dict}
+        del state["_cluster"]
+        return state
 
     @property
     def cluster(self) -> Cluster:
         """The clients of this process; librdkafka's do not survive a fork."""
         if self._travelled:
             return _worker.cluster(self.run, self.pipeline_topics, self._known)
-        if self._cluster is None or self._cluster[0] != os.getpid():
-            self._cluster = (os.getpid(), Cluster(self.pipeline_topics))
-        return self._cluster[1]
+        return self._cluster.get()
+
+    @cached_property
+    def _cluster(self) -> PerProcess[Cluster]:
+        return PerProcess(partial(Cluster, self.pipeline_topics), Cluster.close)
 
     @property
     def one_store(self) -> bool:
@@ -114,9 +115,7 @@ class TopicLedger:
         """Close the clients; the next call creates new ones."""
         if self._travelled:
             _worker.close()
-        if self._cluster is not None and self._cluster[0] == os.getpid():
-            self._cluster[1].close()
-        self._cluster = None
+        self._cluster.close()
 
     def open(self, takeover: Takeover) -> Opened:
         """Take the next epoch and every position; see :mod:`oncely.ledgers.topic.takeover`."""

@@ -5,13 +5,12 @@ by the publisher's transactional id, as in a batch commit into topics (docs/deci
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +48,7 @@ from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
 from oncely.ledgers.topic.compare_and_set import compare_and_set
 from oncely.ledgers.topic.ledger import TopicLedger
+from oncely.per_process import PerProcess
 from oncely.sinks.base import stage_rows
 from oncely.sinks.files.task import FilesTask
 from oncely.sinks.kafka.publishing import InTime, Publisher
@@ -81,14 +81,11 @@ class FilesSink:
     _schemas: ScopeSchemas = field(
         default_factory=ScopeSchemas, init=False, repr=False, compare=False
     )
-    _manifest: tuple[int, Manifest] | None = field(
-        default=None, init=False, repr=False, compare=False
-    )
     _began: float = field(default_factory=clock, init=False, repr=False, compare=False)
     _leases: StagingLeases | None = field(default=None, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"ledger": self.ledger, "_manifest": None, "_leases": None}
+        return self.__dict__ | {"ledger": self.ledger, "_leases": None}
 
     @cached_property
     def ledger(self) -> TopicLedger:
@@ -105,21 +102,19 @@ class FilesSink:
 
     def close(self) -> None:
         """Close the clients; the next call creates new ones."""
-        if self._manifest is not None and self._manifest[0] == os.getpid():
-            self._manifest[1].close()
-        self._manifest = None
+        self._manifest.close()
         self.ledger.close()
 
     @property
     def manifest(self) -> Manifest:
         """The reader of the two topics in this process."""
-        if self._manifest is None or self._manifest[0] != os.getpid():
-            topics_ = self.topics
-            self._manifest = (
-                os.getpid(),
-                Manifest(self.pipeline_topics, topics_.manifest, topics_.schema),
-            )
-        return self._manifest[1]
+        return self._manifest.get()
+
+    @cached_property
+    def _manifest(self) -> PerProcess[Manifest]:
+        topics_ = self.topics
+        make = partial(Manifest, self.pipeline_topics, topics_.manifest, topics_.schema)
+        return PerProcess(make, Manifest.close)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from oncely.clients.per_process import returned, said, users_function
 from oncely.clients.sql.connection import BadData, Connection, LoanBroken
 from oncely.context import TRACE, using
 from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
@@ -24,6 +23,7 @@ from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch, Portion
 from oncely.sinks.sql.sink import Refused, letters_of
 from oncely.telemetry import processing
+from oncely.users_function import returned, said, users_function
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,88 @@
+"""Clients that belong to one process, and are created at first use."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+C = TypeVar("C")
+
+
+class PerProcess(Generic[C]):
+    """Holds at most one client, made at first use: neither a fork nor pickling takes it along.
+
+    A client has locks, sockets and threads that do not exist in a forked child. The child keeps its
+    parent's until it ends: closing it would send a farewell in the parent's name, or wait for
+    threads that a fork does not copy.
+
+    Args:
+        make: connects; picklable where the holder is.
+        end: disconnects.
+    """
+
+    def __init__(self, make: Callable[[], C], end: Callable[[C], object] | None = None) -> None:
+        self._make, self._end = make, end
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._client: C | None = None
+        self._using = threading.RLock()
+        _all.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make, "_end": self._end}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
+
+    @property
+    def made(self) -> bool:
+        """True while there is a client."""
+        return self._client is not None
+
+    def get(self) -> C:
+        """The client, for several users at a time."""
+        with self._using:
+            if self._client is None:
+                self._client = self._make()
+            return self._client
+
+    @contextmanager
+    def use(self) -> Iterator[C]:
+        """The client, for one user; discarded if the block raises: its state is unknown then."""
+        with self._using:
+            try:
+                yield self.get()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Close the client, if there is one; never raises."""
+        with self._using:
+            client, self._client = self._client, None
+            if client is not None and self._end is not None:
+                with suppress(Exception):
+                    self._end(client)
+
+    def forked(self) -> None:
+        """Keep the parent's client unused, and its lock, which a thread of the parent may hold."""
+        _inherited.append((self._client, self._using))
+        self._begin_anew()
+
+
+_all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+_inherited: list[object] = []
+
+
+def _forked() -> None:
+    for one in list(_all):
+        one.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
