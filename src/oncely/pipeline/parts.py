@@ -17,7 +17,6 @@ from oncely.clients.files.store import Connect as FilesConnect
 from oncely.clients.files.store import connect as connect_files
 from oncely.clients.kafka import properties
 from oncely.clients.kafka.client import make
-from oncely.clients.per_process import said
 from oncely.clients.sql.connection import Connect, connect
 from oncely.commit.run import Interval
 from oncely.config import (
@@ -36,6 +35,7 @@ from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
 from oncely.sources.kafka import KafkaSource
 from oncely.sources.start import Moment
+from oncely.users_function import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
