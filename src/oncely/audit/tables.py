@@ -74,7 +74,8 @@ class Tables(LedgerTables):
     @cached_property
     def rows(self) -> str:
         """The destination table, for statements that read its rows."""
-        return self.dialect.relation(self.session, self.table).rows
+        (facts,) = self.dialect.facts(self.session, [self.table])
+        return facts.relation.rows
 
     def close(self) -> None:
         """End the session."""

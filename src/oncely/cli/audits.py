@@ -359,7 +359,7 @@ def _postgres(sink: SqlSinkSettings) -> Dataset:
     more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     with brief_session(dialect, "audit", connect) as look:
-        table = dialect.relation(look, sink.table).rows.replace("%%", "%")
+        table = dialect.facts(look, [sink.table])[0].relation.rows.replace("%%", "%")
     options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
     login = {"user": to.username, "password": to.password}
     return Dataset(

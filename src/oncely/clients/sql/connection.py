@@ -310,6 +310,22 @@ class Relation(NamedTuple):
     is_secured: bool = False
 
 
+class TableFacts(NamedTuple):
+    """What a database tells of a table.
+
+    Attributes:
+        identity: an id that distinguishes the table from others of its name, the same text for all
+            if the database has no such id; None: there is no such table.
+        relation: how statements refer to it.
+        unfit: why rows would be lost, or not survive with the ledger's, and the way out; None: they
+            survive.
+    """
+
+    identity: str | None
+    relation: Relation
+    unfit: tuple[str, str] | None = None
+
+
 @dataclass(frozen=True)
 class ColumnFit:
     """The conversion of a column of the rows to a column of the table.
@@ -440,23 +456,13 @@ class Dialect(Protocol):
         """The types from the answer to :meth:`types_statement`."""
 
     def column_types(self, connection: Connection, table: TableName) -> TableTypes:
-        """The table's :meth:`identity` and its columns' types."""
+        """The identity of the table's :class:`TableFacts`, and its columns' types."""
 
-    def identity(self, connection: Connection, table: TableName) -> str | None:
-        """An id that distinguishes the table from others of its name; None: there is no such table.
-
-        The same text for all tables if the database has no such id.
-        """
+    def facts(self, connection: Connection, tables: Sequence[TableName]) -> list[TableFacts]:
+        """The facts of each table, asked for at once."""
 
     def place(self) -> str:
         """What distinguishes two databases that are made in one second and have equal ids."""
-
-    def relation(self, connection: Connection, table: TableName) -> Relation:
-        """How statements refer to the table."""
-
-    def unfit(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
-        """The reason why rows would be lost, or not survive with the ledger's, and the way out;
-        None: they survive."""
 
     def time_limits(self, connection: Connection) -> dict[str, float]:
         """Settings by which the server ends a long commit, with the way out, and their seconds."""

@@ -34,6 +34,7 @@ from oncely.clients.sql.connection import (
     RowsDropped,
     Separately,
     Statement,
+    TableFacts,
     TableName,
     TableTypes,
 )
@@ -116,14 +117,18 @@ SELECT
         AND a.attnum = ANY (c.conkey) WHERE c.contype = 'c' AND c.conrelid IN (TABLE tree)
         AND a.attname <> ALL (%s::text[]))
 """
-_UNFIT = """
-SELECT c.oid::regclass::text, CASE WHEN relkind IN ('f', 'm') THEN relkind::text
-    WHEN relpersistence <> 'p' THEN 'unlogged' ELSE 'rule' END
-FROM pg_class c WHERE c.oid IN (
-    SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s))
-) AND (relkind IN ('f', 'm') OR relpersistence <> 'p' OR relkind <> 'v' AND EXISTS (
-    SELECT FROM pg_rewrite WHERE ev_class = c.oid AND ev_enabled <> 'D' AND ev_type <> '1'))
-ORDER BY 1 LIMIT 1
+_FACTS = """
+SELECT c.oid::text, c.relkind::text, row_security_active(c.oid), unfit.name, unfit.why
+FROM unnest(%s::text[]) WITH ORDINALITY AS given (name, number)
+LEFT JOIN pg_class c ON c.oid = to_regclass(given.name)
+LEFT JOIN LATERAL (
+    SELECT p.oid::regclass::text AS name, CASE WHEN p.relkind IN ('f', 'm') THEN p.relkind::text
+        WHEN p.relpersistence <> 'p' THEN 'unlogged' ELSE 'rule' END AS why
+    FROM pg_class p WHERE p.oid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid))
+    AND (p.relkind IN ('f', 'm') OR p.relpersistence <> 'p' OR p.relkind <> 'v' AND EXISTS (
+        SELECT FROM pg_rewrite WHERE ev_class = p.oid AND ev_enabled <> 'D' AND ev_type <> '1'))
+    ORDER BY 1 LIMIT 1
+) AS unfit ON TRUE ORDER BY given.number
 """
 _UNFIT_BECAUSE = {
     "f": (
@@ -589,36 +594,27 @@ class Postgres:
         (statement,) = self.types_statement(table)
         return self.types_of(connection.query(statement))
 
-    def identity(self, connection: Connection, table: TableName) -> str | None:
-        """The OID, which a table keeps until it is dropped."""
-        ((oid,),) = connection.query("SELECT to_regclass(%s)::oid::text", (_regclass(table),))
-        return None if oid is None else str(oid)
+    def facts(self, connection: Connection, tables: Sequence[TableName]) -> list[TableFacts]:
+        """The identity is the OID, which a table keeps until it is dropped.
+
+        ``ONLY`` excludes rows of tables that inherit, and of partitions. Unfit are UNLOGGED and
+        foreign tables, materialized views and tables with rules, also as partitions.
+        """
+        rows = connection.query(_FACTS, ([_regclass(one) for one in tables],))
+        found = []
+        for table, (oid, kind, secured, name, why) in zip(tables, rows, strict=True):
+            quoted = ".".join(self.quote(part) for part in table if part)
+            relation = Relation(
+                f"ONLY {quoted}" if kind == "r" else quoted, kind == "v", bool(secured)
+            )
+            problem, way_out = _UNFIT_BECAUSE.get(why, ("", ""))
+            unfit = (problem.format(name), way_out.format(name)) if why else None
+            found.append(TableFacts(oid, relation, unfit))
+        return found
 
     def place(self) -> str:
         """Nothing: OIDs and times suffice, and an address changes in a failover."""
         return ""
-
-    def relation(self, connection: Connection, table: TableName) -> Relation:
-        """``ONLY`` excludes rows of tables that inherit, and of partitions."""
-        rows = connection.query(
-            "SELECT relkind::text, row_security_active(oid) FROM pg_class"
-            " WHERE oid = to_regclass(%s)",
-            (_regclass(table),),
-        )
-        kind, secured = rows[0] if rows else ("", False)
-        name = ".".join(self.quote(part) for part in table if part)
-        return Relation(f"ONLY {name}" if kind == "r" else name, kind == "v", secured)
-
-    def unfit(self, connection: Connection, table: TableName) -> tuple[str, str] | None:
-        """UNLOGGED and foreign tables, materialized views and tables with rules, also as
-        partitions."""
-        name = _regclass(table)
-        rows = connection.query(_UNFIT, (name, name))
-        if not rows:
-            return None
-        ((found, kind),) = rows
-        problem, way_out = _UNFIT_BECAUSE[kind]
-        return problem.format(found), way_out.format(found)
 
     def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
         """By row-level security, if it applies to this role: policies that do not pass all rows,
@@ -716,7 +712,7 @@ class Postgres:
         except NotComputable:
             return None
         condition, params = where
-        rows = self.relation(connection, table).rows
+        rows = self.facts(connection, [table])[0].relation.rows
         sums = connection.query(
             f"SELECT COALESCE(SUM({one}), 0)::text FROM {rows} WHERE {condition}", params
         )

@@ -27,6 +27,7 @@ from oncely.clients.sql.connection import (
     Relation,
     Row,
     Separately,
+    TableFacts,
     TableName,
     TableTypes,
 )
@@ -43,6 +44,7 @@ _WORDS = {
 }
 _WORD_OR_NAME = re.compile('"(?:[^"]|"")*"|' + "|".join(rf"\b{word}\b" for word in _WORDS))
 _INDEX_IN_MAIN = re.compile(r'^(CREATE INDEX IF NOT EXISTS )(\w+\s+ON )"main"\.')
+_SOME = "unknown"  # SQLite has no table id that a VACUUM keeps
 
 
 @dataclass(frozen=True)
@@ -227,27 +229,23 @@ class Sqlite:
         """The types are current: no session can alter a table while a transaction holds the only
         lock."""
         types = {column.name: column.type for column in self.columns(connection, table)}
-        return self.identity(connection, table), types
-
-    def identity(self, connection: Connection, table: TableName) -> str | None:
-        """The name: SQLite has no table id that a VACUUM keeps."""
-        there = connection.query(
-            "SELECT 1 FROM pragma_table_list(%s) WHERE schema = 'main'", (table.name,)
-        )
-        return "unknown" if there else None
+        return (_SOME if types else None), types
 
     def place(self) -> str:
         """The file, by whatever path it is reached."""
         there = Path(self.path).stat()
         return f"{there.st_dev}:{there.st_ino}"
 
-    def relation(self, connection: Connection, table: TableName) -> Relation:
-        """By its name: :meth:`columns` refuses views, and no table inherits."""
-        del connection
-        return Relation(".".join(self.quote(part) for part in table if part))
-
-    def unfit(self, connection: Connection, table: TableName) -> None:
-        """None: all tables of a file are equally durable, and there are no rules."""
+    def facts(self, connection: Connection, tables: Sequence[TableName]) -> list[TableFacts]:
+        """:meth:`columns` refuses views, no table inherits, all are equally durable, and there are
+        no rules."""
+        return [
+            TableFacts(
+                _SOME if self.columns(connection, one) else None,
+                Relation(".".join(self.quote(part) for part in one if part)),
+            )
+            for one in tables
+        ]
 
     def barred(self, connection: Connection, table: TableName, *, deletes: bool) -> Barred:
         """Neither: there are no policies."""

@@ -61,7 +61,8 @@ class Removed:
         Raises:
             RowsKept: rows of the table are still there.
         """
-        rows = f"FROM {self.tables.dialect.relation(connection, table).rows} WHERE {where[0]}"
+        (facts,) = self.tables.dialect.facts(connection, [table])
+        rows = f"FROM {facts.relation.rows} WHERE {where[0]}"
         if self.keep:
             gone = self._move(connection, kind, table, place, (rows, where[1]))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from oncely.clients.sql.connection import Connection, Dialect, TableName
+from oncely.clients.sql.connection import Connection, TableFacts
 from oncely.errors import TableMismatch
 from oncely.ledgers.sql.statements import LedgerStatements, Registered
 from oncely.ledgers.sql.tables import POSITIONS, TABLES, LedgerTables
@@ -29,10 +29,10 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
         NewerFormat, OlderFormat: another version has written the pipeline's ledger.
     """
     if tables.exists(connection):
-        for name in TABLES:
-            table = tables.beside.sibling(name)
-            require_fit(tables.dialect, connection, table)
-            if tables.dialect.relation(connection, table).is_secured:
+        ours = [tables.beside.sibling(name) for name in TABLES]
+        for table, facts in zip(ours, tables.dialect.facts(connection, ours), strict=True):
+            require_fit(facts)
+            if facts.relation.is_secured:
                 raise TableMismatch(
                     f"sink.table: row-level security of {table} applies to the role in sink.url: it"
                     " could hide the positions",
@@ -42,15 +42,14 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
         check_same_table(connection, ledger, ledger.registered(connection))
 
 
-def require_fit(dialect: Dialect, connection: Connection, table: TableName) -> None:
+def require_fit(table: TableFacts) -> None:
     """Refuse a table whose rows would not be committed, or be lost, together with the ledger's.
 
     Raises:
         TableMismatch: the error names the table, or its partition.
     """
-    found = dialect.unfit(connection, table)
-    if found is not None:
-        problem, way_out = found
+    if table.unfit is not None:
+        problem, way_out = table.unfit
         raise TableMismatch(f"sink.table: {problem}", way_out=way_out)
 
 
@@ -119,8 +118,5 @@ def _noted(registered: Registered) -> _Identities:
 
 
 def _identities(connection: Connection, tables: LedgerTables) -> _Identities:
-    dialect, beside = tables.dialect, tables.beside
-    return _Identities(
-        dialect.identity(connection, beside),
-        dialect.identity(connection, beside.sibling(POSITIONS)),
-    )
+    both = [tables.beside, tables.beside.sibling(POSITIONS)]
+    return _Identities(*(one.identity for one in tables.dialect.facts(connection, both)))

@@ -103,8 +103,8 @@ class LedgerStatements:
             return ""
         made, dialect = rows[0][0], self._tables.dialect
         since = made.timestamp() if isinstance(made, datetime) else made
-        positions = dialect.identity(connection, self._tables.beside.sibling(POSITIONS))
-        return f"{since} {positions} {dialect.place()}"
+        (positions,) = dialect.facts(connection, [self._tables.beside.sibling(POSITIONS)])
+        return f"{since} {positions.identity} {dialect.place()}"
 
     def next_epoch(self, connection: Connection, run: str) -> int:
         """Give the next epoch to ``run``, and store the version that it writes."""

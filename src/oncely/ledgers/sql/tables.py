@@ -188,11 +188,12 @@ class LedgerTables:
 
     def _found(self, connection: Connection) -> dict[str, bool]:
         """By table, if it exists; the version of the pipeline's row is compared."""
-        columns = {
-            table: self.dialect.columns(connection, self.beside.sibling(table)) for table in TABLES
-        }
-        if columns[PIPELINES]:
-            if "schema_version" not in {one.name for one in columns[PIPELINES]}:
+        ours = [self.beside.sibling(table) for table in TABLES]
+        facts = self.dialect.facts(connection, ours)
+        there = {table: one.identity is not None for table, one in zip(TABLES, facts, strict=True)}
+        if there[PIPELINES]:
+            columns = self.dialect.columns(connection, self.beside.sibling(PIPELINES))
+            if "schema_version" not in {one.name for one in columns}:
                 raise OlderFormat(self._what)
             rows = connection.query(
                 self.sql("SELECT schema_version FROM {oncely_pipelines} WHERE pipeline = %s"),
@@ -200,4 +201,4 @@ class LedgerTables:
             )
             for (version,) in rows:
                 self.require_known(version)
-        return {table: bool(found) for table, found in columns.items()}
+        return there

@@ -100,7 +100,8 @@ def _postgres(sink: SqlSink, connection: Connection, needs: Needs) -> Iterator[s
     own = "SELECT INSERT UPDATE DELETE" if needs.upsert else "INSERT"
     yield from _grants(sink, connection, user, {**_RUN, "": own})
     of_run = [*map(sink.wanted.table.sibling, TABLES), sink.wanted.table]
-    missing = [one.name for one in of_run if not sink.dialect.columns(connection, one)]
+    facts = sink.dialect.facts(connection, of_run)
+    missing = [one.name for one, of in zip(of_run, facts, strict=True) if of.identity is None]
     if sink.wanted.table.name not in missing:
         name = _named(sink, connection, sink.wanted.table)
         for one in _sequences(connection, name):

@@ -121,8 +121,8 @@ class SqlRewrites:
         """The number of rows and of dead letters of some offsets."""
         condition, params = self._condition(partition, offsets)
         with self.sink.ledger.looking() as look:
-            relation = self.sink.dialect.relation(look, self.sink.wanted.table)
-            rows = f"SELECT COUNT(*) FROM {relation.rows} WHERE {condition}"
+            (facts,) = self.sink.dialect.facts(look, [self.sink.wanted.table])
+            rows = f"SELECT COUNT(*) FROM {facts.relation.rows} WHERE {condition}"
             letters = self.sink.ledger.dead_letters.count_within(look, partition, offsets)
             there = look.query(rows, params)[0][0] if self.sink.keep_source else 0
         return int(there), letters

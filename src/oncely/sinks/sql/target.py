@@ -190,7 +190,8 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         TableMismatch: the error names every column that does not fit, and the way out.
     """
     _refuse_names(dialect, wanted)
-    require_fit(dialect, connection, wanted.table)
+    (facts,) = dialect.facts(connection, [wanted.table])
+    require_fit(facts)
     columns = dialect.columns(connection, wanted.table)
     if not columns:
         raise TableMismatch(
@@ -220,15 +221,13 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
         _refuse_rounding(wanted, by_name, fits)
     _refuse_policies(dialect, connection, wanted)
     types = tuple(by_name[field.name].type for field in wanted.schema)
-    identity = dialect.identity(connection, wanted.table)
-    relation = dialect.relation(connection, wanted.table)
     folds = dialect.collations(connection, wanted.table) if wanted.keys else {}
     fits = tuple(
         replace(f, collation=folds.get(f.name) if f.name in wanted.keys else None) for f in fits
     )
     separately = dialect.separately(connection, wanted.table, wanted.keys, wanted.schema.names)
-    keyed = (wanted.keys, wanted.version, identity, kinds, separately)
-    return Target(wanted.table, relation, fits, types, *keyed)
+    keyed = (wanted.keys, wanted.version, facts.identity, kinds, separately)
+    return Target(wanted.table, facts.relation, fits, types, *keyed)
 
 
 def check_unaltered(
