@@ -20,6 +20,7 @@ from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.together import Run, each, finished, refuse_failed, telling
 from oncely.errors import Interrupted, OncelyError, WrongInput
+from oncely.pandas_import import without_pandas
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
@@ -161,9 +162,11 @@ def _run(
 ) -> None:
     for one in runs:
         one.say("checking topics and table")
-    each(runs, lambda run: preflight(run.pipeline))
-    # One that fails here is checked again in its run, and fails alone.
-    refuse_failed(runs, unless_any_is_left=True)
+    if application.on_spark or len(runs) > 1:
+        # Before Spark's start, which takes seconds; and a run that fails here fails alone, in its
+        # own check.
+        each(runs, lambda run: preflight(run.pipeline))
+        refuse_failed(runs, unless_any_is_left=True)
 
     def work(spark: SparkSession | None) -> None:
         def one(run: Run) -> bool:
@@ -171,7 +174,8 @@ def _run(
                 _await_servers(run, stop)
                 if stop.draining:
                     return False
-            run.say("opening the ledger")
+            if application.on_spark or not run.alone:
+                run.say("opening the ledger")
             own = None
             if spark is not None and run.pipeline.settings.runtime == "spark":
                 own = application.enter(spark, run.pipeline)
@@ -185,6 +189,7 @@ def _run(
     if application.on_spark:
         _on_spark(application.start_spark, stop, signals, [one.say for one in runs], out, work)
     else:
+        without_pandas()
         signals.idle = False
         work(None)
     refuse_failed(runs)
@@ -302,6 +307,7 @@ def _worker_of(file: Path) -> Pipeline:
     if _APP.fullmatch(str(file)) and not file.exists():
         pipeline = opened_app(str(file))
     else:
+        without_pandas()
         pipeline = opened(file, imports=True)
     configure()
     return pipeline

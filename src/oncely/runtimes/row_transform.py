@@ -26,6 +26,7 @@ from oncely.core.batch import IntArray, Rejection
 from oncely.core.isolate import isolated
 from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
+from oncely.pandas_import import with_pandas
 from oncely.sinks.sql.cast import cast_values
 from oncely.users_function import FunctionEnded, said, users_function
 
@@ -503,6 +504,7 @@ def load_function(key: str, path: str) -> Callable[..., Any]:
     try:
         with _contained(key, path):
             function = getattr(importlib.import_module(module), name)
+        with_pandas()
     except OncelyError:
         raise
     except Exception as error:  # the module may raise any exception

@@ -21,6 +21,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 from oncely.errors import Unavailable, WrongInput
+from oncely.pandas_import import without_pandas
 from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
 from oncely.secrets import carried
 
@@ -39,7 +40,6 @@ _PRELOADED = [
     "oncely.decode.json",
     "oncely.sinks.sql.sink",
     "oncely.clients.sql.postgres",
-    "pandas",  # by the first conversion of pyarrow's
 ]
 
 _OF_THE_GROUP = {signal.SIGTERM, signal.SIGHUP}
@@ -200,6 +200,7 @@ def _is_done_well(future: Future[int]) -> bool:
 def _begin() -> None:
     """In a new process: signals to the group of its parent are not for it, but the parent's end
     is."""
+    without_pandas()
     os.environ.pop(_SAFE_PATH, None)  # for this process, not for programs of the user
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_THE_GROUP)
