@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -73,6 +74,12 @@ def running(world: World, runtime: Any, http: Http) -> Iterator[list[events.Even
         assert not failed
 
 
+def waiting(page: str) -> list[float]:
+    """Since when records of each partition wait without a commit."""
+    name = "oncely_waiting_since_timestamp_seconds"
+    return [at for (found, _), at in samples(page).items() if found == name]
+
+
 def test_a_run_that_cannot_commit_is_not_alive_and_recovers(
     make_world: Callable[..., World], runtime: Any
 ) -> None:
@@ -91,6 +98,9 @@ def test_a_run_that_cannot_commit_is_not_alive_and_recovers(
             document = json.loads(body)
             assert document["errors"]["consuming_ttl_exceeded"]
             assert "50 offsets" in document["reasons"][0]
+            since = waiting(asked(port, "/metrics")[1])
+            assert len(since) == 2
+            assert all(-600 < at - time.time() < 0 for at in since)
         await_that(lambda: asked(port, "/livez")[0] == 200, "alive again")
         await_that(lambda: world.count() == 150, "the other rows")
         await_that(lambda: events.Polled() in heard, "an idle trigger")
@@ -101,6 +111,7 @@ def test_a_run_that_cannot_commit_is_not_alive_and_recovers(
             "the metrics of all records",
         )
         assert found["kafka_consumergroup_current_offset", lag] == 75
+        await_that(lambda: not waiting(asked(port, "/metrics")[1]), "no records wait")
         assert_all_phases(found, world)
     assert_exactly_once(world)
 

@@ -301,6 +301,13 @@ def test_the_image_is_built_from_all_that_the_wheel_contains() -> None:
     assert [one for one in files if not {one, one.partition("/")[0]} & {*copied}] == []
 
 
+def test_the_image_has_every_extra_of_a_pipeline() -> None:
+    (given,) = re.findall(r"(?m)^ARG EXTRAS=(.+)$", (PACKAGING / "Containerfile").read_text())
+    settings = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    wanted = set(re.findall(r"oncely\[(\w+)\]", str(settings["optional-dependencies"]["all"])))
+    assert wanted - {"local"} - set(given.split(",")) == set()  # `oncely local` does not run in it
+
+
 def test_the_image_has_no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     """`oncely local` does not run in it."""
     text = (PACKAGING / "Containerfile").read_text()

@@ -82,6 +82,7 @@ class Status:
         warnings: what the next start would refuse, or finds lost.
         activity: the newest commits; None if the ledger does not store their times.
         waits: seconds for which a filter makes records wait.
+        pause: seconds between two batches.
         hidden: the reason for which records at the end of a partition cannot be read; or empty.
         members: the workers, and the runs that stand by or were elected, by group; None if the
             broker does not tell. A run that does not stand by is in no group.
@@ -97,6 +98,7 @@ class Status:
     hidden: str = ""
     members: Mapping[str, Sequence[Member]] | None = None
     limited: str = ""
+    pause: float = 0.0
 
     @property
     def lag(self) -> int:
@@ -180,7 +182,8 @@ def _progress(status: Status, still: float | None) -> tuple[Kind, str]:
     whole pipeline, and of each partition beside others that have commits. Where the time of the
     last commit is not known, it is that for which no position was seen to move (``still``).
     """
-    warn, stall = WARN_SECONDS + status.waits, STALL_SECONDS + status.waits
+    more = status.waits + status.pause
+    warn, stall = WARN_SECONDS + more, STALL_SECONDS + more
     left, oldest = status.lag, status.lag_seconds or 0.0
     if not left or oldest <= warn:
         if left and status.waits:
@@ -223,6 +226,7 @@ def status(pipeline: Parts) -> Status:
         _hidden(pipeline.source, lags, now_ms),
         _members(pipeline),
         _limited(known.time_limits, lags),
+        pipeline.settings.trigger_seconds,
     )
 
 

@@ -136,6 +136,7 @@ class Health:
                 self._state = "draining"
             case events.RunClosed():
                 self._state = "ended"
+                self._wait()
 
     def _lost(self, partitions: Collection[TopicPartition]) -> None:
         kept = {tp: at for tp, at in self._positions.items() if tp not in partitions}
@@ -145,8 +146,9 @@ class Health:
         self._wait()
 
     def _wait(self) -> None:
-        """Begin or end the time without a commit, by what there is to read."""
-        behind = self._lag.keys() - self._waiting
+        """Begin or end the time without a commit, by what there is to read; none after the end."""
+        left = {} if self._state == "ended" else self._lag
+        behind = left.keys() - self._waiting
         self._waits = {tp: self._waits.get(tp, self.clock()) for tp in sorted(behind)}
         self._failing &= behind
 
@@ -211,7 +213,7 @@ class Health:
             over = self._state == "ended"  # among others, which a restart would end
             unread = {} if over else self._unread(now)
             polling = over or (idle <= self.limits.polling and not unread)
-            consuming = over or behind <= self.limits.consuming
+            consuming = behind <= self.limits.consuming
             reasons = []
             ttl = f"(ttl {self.limits.polling:g} s)"
             if not over and idle > self.limits.polling:

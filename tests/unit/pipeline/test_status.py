@@ -85,6 +85,15 @@ def test_records_that_wait_as_a_filter_says_are_no_stall() -> None:
     assert judged(behind, 3, idle, waits=600.0) == ("OK", said)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "kind"),
+    [(660.0, "running"), (661.0, "behind"), (900.0, "behind"), (901.0, "stalled")],
+)
+def test_records_wait_for_the_next_batch(seconds: float, kind: str) -> None:
+    found = Status((lag(5, seconds),), 0, 3, activity=committed(seconds), pause=600.0)
+    assert found.judgement.kind == kind
+
+
 @pytest.mark.parametrize(("oldest", "told"), [(1.0, ""), (2.0, "short"), (90.0, "short; long")])
 def test_limits_of_commits_are_named_where_records_have_waited_for_longer(
     oldest: float, told: str
@@ -173,11 +182,14 @@ def test_what_makes_records_wait_is_told(
     source = SimpleNamespace(
         brokers="b:1", identity=lambda: SourceIdentity("c", {}), members=lambda _: ["one"]
     )
-    settings = SimpleNamespace(filter=FilterSettings(), worker_group="w", standby_group="s")
+    settings = SimpleNamespace(
+        filter=FilterSettings(), worker_group="w", standby_group="s", trigger_seconds=7.0
+    )
     look = SimpleNamespace(look=lambda: known)
     pipeline: Any = SimpleNamespace(source=source, settings=settings, destination=look)
     monkeypatch.setattr(status, "measure_lag", lambda *_: [lag(5, 2.0)])
     monkeypatch.setattr(status, "open_transactions", lambda *_: {tp: opened} if opened else {})
+    assert status.status(pipeline).pause == 7
     found = status.status(pipeline).judgement
     assert (found.state, found.reason[: len(said)], bool(said)) == (
         state, said, bool(found.reason),

@@ -281,6 +281,11 @@ def test_since_when_records_wait_without_a_commit(health: Health, clock: Clock) 
     assert since(1) is None
     health.ends({P0: 20})
     assert since(0) is None
+    health.ends({P0: 100})
+    assert since(0) == 5_600
+    health(events.RunClosed(False, "gone"))  # of several: OncelyDown tells of it
+    health.ends({P0: 200})
+    assert since(0) is None
 
 
 def test_what_is_not_known_is_no_sample(health: Health, clock: Clock) -> None:
