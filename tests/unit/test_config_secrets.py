@@ -13,6 +13,7 @@ import pytest
 
 from oncely.config import PipelineSettings, parse
 from oncely.config.fill import Filling
+from oncely.config.secrecy import written
 from oncely.errors import ConfigError, Unavailable
 from oncely.secrets import scope
 
@@ -247,3 +248,23 @@ def test_the_name_of_a_missing_variable_in_a_url_is_shown() -> None:
         parse({"sink": {"kind": "sql", "url": url}})
     assert "export SHOP_PASSWORD=" in str(caught.value.way_out)
     assert "$${SHOP_PASSWORD}" in str(caught.value.way_out)
+
+
+def test_a_default_is_used_without_a_variable_and_hidden_where_a_secret_stands() -> None:
+    raw = {"name": "${N:-orders}", "source": {"kafka": {"sasl.password": "${P:-of-the-file}"}},
+           "transform": {"sql": "SELECT ${A:-plain}, ${A_TOKEN:-hushed}, '${E:-}'"}}  # fmt: skip
+    filling = Filling(Path(), {"E": "", "N": ""})
+    done = filling.fill(raw)
+    assert done["name"] == "orders", "an empty variable counts as none, as in a shell"
+    assert done["source"]["kafka"]["sasl.password"] == "of-the-file"
+    assert done["transform"]["sql"] == "SELECT plain, hushed, ''"
+    assert filling.secrets == {"hushed"}, "others may be words of every message"
+    assert "of-the-file" in set(written(done))
+    filling = Filling(Path(), {"A": "given", "P": "canary"})
+    assert filling.fill(raw)["transform"]["sql"].startswith("SELECT given, ")
+    assert filling.secrets == {"given", "canary", "hushed"}
+    assert filling.problems == []
+    for text in ("${:-x}", "${A B:-x}", "${A:-${B}}"):
+        filling = Filling(Path(), {})
+        filling.fill(text, "name")
+        assert "${NAME:-default}" in filling.problems[0].way_out

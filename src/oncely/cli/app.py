@@ -824,7 +824,7 @@ def main() -> None:
     try:
         app(prog_name="oncely")
     except Exception as error:
-        sys.exit(screen.show_error(error, debug=options.debugging))
+        sys.exit(screen.show_error(error, debug=options.log["debug"]))
 
 
 def _leave_out_collection() -> None:

@@ -102,8 +102,11 @@ class _Screen(logging.Handler):
             self.handleError(record)
 
 
-def configure(*, debug: bool, as_json: bool = False) -> None:
+def configure(*, debug: bool, as_json: bool = False, level: str | None = None) -> None:
     """Send log entries to stderr: from INFO on for Oncely, from WARNING on for others.
+
+    ``debug`` sends Oncely's from DEBUG on, ``level`` all from a level on, but DEBUG and INFO only
+    those of Oncely.
 
     Until `named` is called, the entries name no pipeline: a command begins here, and a process of
     tests runs several.
@@ -122,10 +125,11 @@ def configure(*, debug: bool, as_json: bool = False) -> None:
     _tame_threads(debug=debug)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("oncely").setLevel(logging.DEBUG if debug else logging.INFO)
-    for name, level in _QUIET.items():
-        logging.getLogger(name).setLevel(logging.WARNING if debug else level)
+    least: int = getattr(logging, level.upper() if level else "DEBUG" if debug else "INFO")
+    root.setLevel(max(least, logging.WARNING))
+    logging.getLogger("oncely").setLevel(least)
+    for name, quiet in _QUIET.items():
+        logging.getLogger(name).setLevel(logging.WARNING if debug else max(quiet, least))
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -5,34 +5,38 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 
 from oncely.cli import logs
 from oncely.errors import ConfigError
 
-debugging = False
-json_logs = False
-
+log: dict[str, Any] = {"debug": False, "as_json": False, "level": None}
+"""The arguments of :func:`oncely.cli.logs.configure`: callbacks are called in any order."""
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _debug(value: bool) -> bool:
-    global debugging  # noqa: PLW0603 - main() reads it when a command has failed
-    debugging = value
-    logs.configure(debug=value, as_json=json_logs)
-    return value
+def _logs(name: str, value: Any) -> None:
+    log[name] = value
+    logs.configure(**log)
 
 
-def _log_format(value: LogFormat) -> LogFormat:
-    global json_logs  # noqa: PLW0603 - the callback of --debug may be called later, or earlier
-    json_logs = value == "json"
-    logs.configure(debug=debugging, as_json=json_logs)
-    return value
+def _debug(value: bool) -> None:
+    _logs("debug", value)
+
+
+def _log_level(value: LogLevel | None) -> None:
+    _logs("level", value)
+
+
+def _log_format(value: LogFormat) -> None:
+    _logs("as_json", value == "json")
 
 
 def option(metavar: str, told: str) -> typer.models.OptionInfo:
@@ -54,6 +58,10 @@ File = Annotated[
 Debug = Annotated[
     bool,
     typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
+]
+Level = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", callback=_log_level, help="Log from this level on; info."),
 ]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs.")]
 AllowHost = Annotated[
@@ -168,33 +176,37 @@ class Commands(typer.Typer):
 
     Args:
         told: its help text.
+        prefix: the begin of the names of the variables that set options.
         settings: of :class:`typer.Typer`.
     """
 
-    def __init__(self, told: str, **settings: Any) -> None:
+    def __init__(self, told: str, prefix: str = "ONCELY", **settings: Any) -> None:
         super().__init__(help=told, no_args_is_help=True, **settings)
+        self.prefix = prefix
 
     def group(self, name: str, told: str) -> Commands:
         """A new group inside this one."""
-        inner = Commands(told)
+        inner = Commands(told, f"{self.prefix}_{name.upper()}")
         self.add_typer(inner, name=name)
         return inner
 
     def verb(self, name: str | None = None) -> Callable[[Verb], Verb]:
         """Register a function as a command, by default of the function's name.
 
-        A parameter whose type is a dataclass stands for the options of its fields. ``--debug`` is
-        added as the last option. The function returns the exit code; None is 0.
+        A parameter whose type is a dataclass stands for the options of its fields. ``--log-level``
+        and ``--debug`` are added as the last options. A variable sets each option, but for those
+        that permit a loss. The function returns the exit code; None is 0.
         """
 
         def registered(function: Verb) -> Verb:
-            self.command(name)(_expanded(function))
+            prefix = f"{self.prefix}_{(name or function.__name__).upper()}"
+            self.command(name)(_expanded(function, prefix))
             return function
 
         return registered
 
 
-def _expanded(function: Callable[..., int | None]) -> Callable[..., None]:
+def _expanded(function: Callable[..., int | None], prefix: str) -> Callable[..., None]:
     """The function with the signature that Typer reads."""
     own = inspect.signature(function, eval_str=True).parameters.values()
     types = {one.name: one.annotation for one in own}
@@ -203,7 +215,7 @@ def _expanded(function: Callable[..., int | None]) -> Callable[..., None]:
     }
 
     @functools.wraps(function)
-    def called(*, debug: bool, **given: Any) -> None:  # noqa: ARG001 - its callback has it
+    def called(*, log_level: Any, debug: bool, **given: Any) -> None:  # noqa: ARG001 - callbacks
         for name, group in groups.items():
             given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
         if code := function(**given):
@@ -213,9 +225,28 @@ def _expanded(function: Callable[..., int | None]) -> Callable[..., None]:
     for one in own:
         given = _options(groups[one.name]) if one.name in groups else [one.replace(kind=_ONLY)]
         parameters += given
+    parameters.append(inspect.Parameter("log_level", _ONLY, default=None, annotation=Level))
     parameters.append(inspect.Parameter("debug", _ONLY, default=False, annotation=Debug))
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [_with_variable(one, prefix) for one in parameters]
+    )
     return called
+
+
+_TYPED = ("execute", "erase", "force", "token")
+"""Parameters of options that must be typed; ONCELY_WEB_TOKEN is the token itself."""
+
+
+def _with_variable(parameter: inspect.Parameter, prefix: str) -> inspect.Parameter:
+    """An option with the variable that sets it, named after command and option."""
+    kind, info = get_args(parameter.annotation)
+    if not isinstance(info, typer.models.OptionInfo) or parameter.name in _TYPED:
+        return parameter
+    given = [str(one) for one in (info.default, *(info.param_decls or ()))]  # Typer takes either
+    name = next((one for one in given if one.startswith("--")), parameter.name).partition("/")[0]
+    made = copy(info)
+    made.envvar = f"{prefix}_{name.strip('-').replace('-', '_').upper()}"
+    return parameter.replace(annotation=Annotated[kind, made])
 
 
 def _options(group: type[Any]) -> Iterator[inspect.Parameter]:

@@ -58,7 +58,7 @@ class Run:
         """Lines that tell how it has ended."""
         told = self.summary
         if self.error is not None:
-            message, way_out = screen.complaint(self.error, debug=options.debugging)
+            message, way_out = screen.complaint(self.error, debug=options.log["debug"])
             told = message + (f"\n  way out: {way_out}" if way_out else "")
         return (told if self.alone else f"{self.name}: {told}").splitlines()
 
@@ -125,7 +125,7 @@ def telling(work: Callable[[Run], bool]) -> Callable[[Run], bool]:
             done = work(run)
         except BaseException as error:
             message, _ = screen.complaint(error, debug=True)
-            trace = error if options.debugging else None
+            trace = error if options.log["debug"] else None
             log.error("failed, and ends alone: %s", message.splitlines()[0], exc_info=trace)
             raise
         log.info("ended: %s", run.progress.tally.summary())

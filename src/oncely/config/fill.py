@@ -1,4 +1,4 @@
-"""``${NAME}`` and ``${file:/path}`` inside the strings of a pipeline file.
+"""``${NAME}``, ``${NAME:-default}`` and ``${file:/path}`` inside the strings of a pipeline file.
 
 :mod:`oncely.config.secrecy` decides which of the values are secret, by the fields that contain
 them. ``$$`` is a plain dollar; a dollar before any other character than a brace is kept.
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oncely.config.secrecy import Filled, hidden
+from oncely.config.spark import is_secret
 from oncely.errors import ConfigError
 
 _TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
@@ -62,7 +63,9 @@ class Filling:
             except ConfigError as error:
                 self.problems.append(error)
                 return match[0]
-            filled.append(Filled(match[0], match[1], value))
+            name, _, default = match[1].partition(":-")
+            if value != default or is_secret(name):  # the file shows its default to all
+                filled.append(Filled(match[0], name, value))
             return value
 
         done = _TOKEN.sub(one, text)
@@ -72,12 +75,16 @@ class Filling:
     def _value(self, name: str | None, key: str) -> str:
         if name is not None and name.startswith("file:"):
             return self._file(name.removeprefix("file:").strip(), key)
-        if name is None or not _NAME.fullmatch(name):
+        name, given, default = (name or "").partition(":-")
+        if not _NAME.fullmatch(name):
             raise ConfigError(
                 key,
                 "${ without a variable's name and a closing brace",
-                way_out="write ${NAME} or ${file:/path}; a plain dollar before a brace is $$",
+                way_out="write ${NAME}, ${NAME:-default} or ${file:/path}; a plain dollar before a"
+                " brace is $$",
             )
+        if given:
+            return self.environment.get(name) or default
         if name not in self.environment:
             raise ConfigError(
                 key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from oncely.cli.app import app
 from oncely.cli.opened import STDIN, opened
 from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, WrongInput
+from tests.conftest import repository
 
 PIPELINE = (
     'name = "p"\n[source]\nbrokers = "127.0.0.1:1"\ntopics = ["t"]\n'
@@ -51,6 +53,32 @@ def test_each_command_has_a_help(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*words, "-h"])
     assert (done.exit_code, done.stdout.split()[0]) == (0, "Usage:")
     assert "-h, --help" in done.stdout
+
+
+def test_each_option_has_a_variable_but_those_that_permit_a_loss() -> None:
+    """Each name once, and none that has another meaning."""
+    text = (repository() / "docs" / "environment.md").read_text()
+    others = set(re.findall(r"\| `(ONCELY_\w+)`", text))
+    found, without = [], set()
+    for words, command in ALL.items():
+        for one in [] if hasattr(command, "commands") else command.params:
+            if one.envvar:
+                found.append(one.envvar)
+                (long, *_) = [name for name in one.opts if name.startswith("--")]
+                assert (
+                    one.envvar
+                    == "_".join(["ONCELY", *words, long.strip("-")]).replace("-", "_").upper()
+                )
+            elif one.param_type_name == "option":
+                without.add((*words, one.opts[-1]))
+    assert others >= {"ONCELY_NATIVE", "ONCELY_WEB_TOKEN", "ONCELY_LOCAL_DIR"}
+    assert len(found) == len(set(found)) > 100
+    assert others.isdisjoint(found)
+    assert without == {
+        ("init", "--force"), ("web", "--token"), ("offsets", "reset", "--execute"),
+        ("rejects", "discard", "--yes"), ("repair", "--execute"), ("backfill", "--execute"),
+        ("files", "schema", "reset", "--execute"), ("local", "down", "--erase"),
+    }  # fmt: skip
 
 
 def test_a_shell_completes_commands_and_options() -> None:

@@ -63,7 +63,7 @@ def test_they_have_their_defaults_and_limits(app: Commands, called: list[object]
 
 def test_the_help_has_them_in_their_order_and_debug_at_the_end(app: Commands) -> None:
     shown = CliRunner().invoke(app, ["take", "--help"]).output
-    names = ["--first", "--name", "--number", "--last", "--debug", "--help"]
+    names = ["--first", "--name", "--number", "--last", "--log-level", "--debug", "--help"]
     assert sorted(names, key=shown.index) == names
     assert "Take it." in shown
 
@@ -75,7 +75,23 @@ def test_without_an_exit_code_it_is_zero(app: Commands) -> None:
 def test_debug_is_set_before_the_command_runs(
     app: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "debugging", False)
+    monkeypatch.setitem(options.log, "debug", False)
     monkeypatch.setattr(options.logs, "configure", lambda **_: None)
     assert CliRunner().invoke(app, ["inner", "none", "--debug"]).exit_code == 0
-    assert options.debugging
+    assert options.log["debug"]
+
+
+def test_variables_set_options(app: Commands, called: list[object]) -> None:
+    """Their names are those of command and option; what is typed counts more."""
+    env = {
+        "ONCELY_TAKE_NUMBER": "7",
+        "ONCELY_TAKE_LAST": "1",
+        "ONCELY_TAKE_NAME": "of the variable",
+    }
+    done = CliRunner().invoke(app, ["take", "f", "--name", "n"], env=env)
+    assert done.exit_code == 7, done.output
+    assert called == [("f", False, Chosen("n", 7), True)]
+    refused = CliRunner().invoke(app, ["take", "f"], env={"ONCELY_TAKE_NUMBER": "0"})
+    assert (refused.exit_code, len(called)) == (2, 1)
+    assert "ONCELY_TAKE_NUMBER" in refused.output
+    assert "ONCELY_INNER_NONE_DEBUG" in CliRunner().invoke(app, ["inner", "none", "--help"]).output

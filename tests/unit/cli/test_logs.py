@@ -37,6 +37,27 @@ def test_what_psycopg_says_of_a_copy_whose_session_has_ended_is_for_who_debugs(
     assert "another one" in said
 
 
+@pytest.mark.parametrize(
+    ("level", "debug", "said"),
+    [
+        (None, False, "info warning error other"),
+        (None, True, "debug info warning error other"),
+        ("debug", False, "debug info warning error other"),
+        ("warning", True, "warning error other"),
+        ("error", False, "error"),
+    ],
+)
+def test_the_level(
+    capsys: pytest.CaptureFixture[str], level: str | None, debug: bool, said: str
+) -> None:
+    logs.configure(debug=debug, level=level)
+    for name in ("debug", "info", "warning", "error"):
+        getattr(logging.getLogger("oncely.x"), name)(name)
+    logging.getLogger("somebody").info("never")
+    logging.getLogger("somebody").warning("other")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == said.split()
+
+
 def entry(path: str, name: str = "root") -> logging.LogRecord:
     return logging.LogRecord(name, logging.ERROR, path, 1, "said at %s", (path,), None)
 
