@@ -417,7 +417,7 @@ def test_a_reset_and_its_dry_run(own: Site) -> None:
     assert "This is a dry run" in plan
     assert "50 are read again" in plan
     assert "an append table contains their" in plan
-    assert "is fenced by the reset, and ends with exit code 3" in plan
+    assert "is fenced, and ends with exit code 3" in plan
     unit = (Path(__file__).parents[3] / "packaging" / "oncely@.service").read_text()
     assert (told := "RestartPreventExitStatus=2 3") in plan
     assert told in unit
