@@ -68,7 +68,9 @@ def pipelines(found: Listed, asked: Mapping[str, str], form_token: str | None) -
     shown = [one for one in matching if asked["state"] in ("", _judged(one[1]).level)]
     shown.sort(key=lambda one: one[0].name)
     column = asked["sort"].removeprefix("-")
-    shown.sort(key=lambda one: _order(column, *one), reverse=column != asked["sort"])
+    reverse = column != asked["sort"]
+    last = float("-inf" if reverse else "inf")
+    shown.sort(key=lambda one: _order(column, *one, last), reverse=reverse)
     live = f'<p class="verdict">{told}</p>{_levels(matching, asked)}{_listed(shown, asked)}'
     return _page("Pipelines", f"<h1>Pipelines</h1>{_search(asked)}", live, "/events", form_token)
 
@@ -301,13 +303,13 @@ def _number(column: str, one: Overview | None) -> float | None:
     return {"lag": status.lag, "waits": waits, "speed": speed, "letters": status.rejects}[column]
 
 
-def _order(column: str, subject: Subject, one: Overview | None) -> Any:
+def _order(column: str, subject: Subject, one: Overview | None, last: float) -> Any:
     """By name, by a number with the largest first, or by state with the worst first."""
     if column == "name":
         return subject.name
     if column not in _COLUMNS or column == "state":
         return list(_LEVELS).index(_judged(one).level)
-    return 1.0 if (number := _number(column, one)) is None else -number
+    return last if (number := _number(column, one)) is None else -number
 
 
 _COLUMNS = {

@@ -102,6 +102,7 @@ def test_many_pipelines_are_searched_filtered_and_sorted_without_a_script(
     assert names(sort="-name") == ["shop", "clicks", "billing"]
     assert names(sort="lag") == ["clicks", "shop", "billing"]  # not known: at the end
     assert names(sort="letters") == ["shop", "clicks", "billing"]
+    assert names(sort="-letters") == ["clicks", "shop", "billing"]
     assert names(sort="none") == names(sort="") == names()
     assert names(state="warn") == ["shop"]
     assert names(q="SQL never") == ["clicks"]  # the route and the verdict
