@@ -70,7 +70,7 @@ def pipelines(found: Listed, asked: Mapping[str, str], form_token: str | None) -
     column = asked["sort"].removeprefix("-")
     reverse = column != asked["sort"]
     last = float("-inf" if reverse else "inf")
-    shown.sort(key=lambda one: _order(column, *one, last), reverse=reverse)
+    shown.sort(key=lambda one: _order(column, last, *one), reverse=reverse)
     live = f'<p class="verdict">{told}</p>{_levels(matching, asked)}{_listed(shown, asked)}'
     return _page("Pipelines", f"<h1>Pipelines</h1>{_search(asked)}", live, "/events", form_token)
 
@@ -303,7 +303,7 @@ def _number(column: str, one: Overview | None) -> float | None:
     return {"lag": status.lag, "waits": waits, "speed": speed, "letters": status.rejects}[column]
 
 
-def _order(column: str, subject: Subject, one: Overview | None, last: float) -> Any:
+def _order(column: str, last: float, subject: Subject, one: Overview | None) -> Any:
     """By name, by a number with the largest first, or by state with the worst first."""
     if column == "name":
         return subject.name
