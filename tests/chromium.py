@@ -74,11 +74,11 @@ class Browser:
 
     def _is_true(self, condition: str) -> bool:
         try:
-            return bool(
-                self.run(f"new Promise(done => setTimeout(() => done(!!({condition})), 50))")
-            )
+            # A page that is still loading lacks elements of the condition: that is no error of it.
+            tried = f"try {{ done(!!({condition})) }} catch {{ done(false) }}"
+            return bool(self.run(f"new Promise(done => setTimeout(() => {{ {tried} }}, 50))"))
         except AssertionError as error:  # the page has gone meanwhile
-            if "navigated" in str(error) or "context" in str(error):
+            if any(told in str(error) for told in ("navigated", "context", "was collected")):
                 return False
             raise
 

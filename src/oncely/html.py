@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 
@@ -77,6 +77,21 @@ def table(label: str, head: Sequence[str], rows: Iterable[Iterable[str]]) -> str
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{named}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def key(told: Mapping[str, str]) -> str:
+    """What the colours of a drawing mean: styles, separated by spaces, and their meanings."""
+    items = ""
+    for styles, meaning in told.items():
+        colours = "".join(f'<i class="{one}"></i>' for one in styles.split())
+        items += f"<li>{colours}{meaning}</li>"
+    return f'<ul class="key">{items}</ul>'
+
+
+def facts(found: Iterable[tuple[str, str, str]]) -> str:
+    """Numbers in boxes: name, value as HTML, and style."""
+    cells = (f'<div class="{s}"><dt>{name}</dt><dd>{value}</dd></div>' for name, value, s in found)
+    return f'<dl class="facts">{"".join(cells)}</dl>'
 
 
 WIDTH = 1000.0

@@ -59,6 +59,25 @@ def test_two_datasets(runtime: Any, make_world: Callable[..., World], tmp_path: 
         assert password not in text
 
 
+def test_the_page_names_the_record_and_what_repairs_it(
+    runtime: Any, make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world()
+    world.publish(40)
+    world.run(runtime)
+    world.sql("DELETE FROM rows WHERE id = 7")
+    file, html = world.file(), tmp_path / "audit.html"
+    whole = oncely_json("audit", file, "--html", html, expect=1)
+    (lost,) = whole["lost"]
+    assert "record" not in lost
+    text = html.read_text()
+    place = f'<tr><th scope="row"><bdi>{world.topic}-{lost["partition"]}<'
+    row = text.partition(place)[2].partition("</tr>")[0]
+    assert "{&quot;id&quot;: 7, &quot;grp&quot;: &quot;g0&quot;" in row
+    assert f"oncely repair <bdi>{file}</bdi>" in text
+    assert "<bdi>sql " in text
+
+
 @pytest.mark.usefixtures("spark")
 def test_the_view_by_identity_of_a_pipeline(
     runtime: Any, make_world: Callable[..., World], tmp_path: Path

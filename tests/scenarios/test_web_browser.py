@@ -69,6 +69,7 @@ def test_pages_in_a_browser(tmp_path: Path) -> None:
         assert tab.run("document.querySelector('main script, main img')") is None
         renewed(tab, url, topics)
 
+        search(tab, url)
         keyboard(tab, url, site)
         phone(tab, url)
         assert tab.errors == []
@@ -94,6 +95,26 @@ def renewed(tab: chromium.Browser, url: str, topics: Topics) -> None:
     tab.run("document.querySelector('.pipelines a[href=\"/p/shop\"]').focus()")
     change()
     assert tab.run("document.activeElement.getAttribute('href')") == "/p/shop"
+
+
+def search(tab: chromium.Browser, url: str) -> None:
+    """The list follows the text while it is typed, and the focus stays; a reload shows the same."""
+    rows = "[...document.querySelectorAll('tbody a')].map(a => a.textContent).join()"
+    tab.open(f"{url}/?sort=name")
+    tab.wait(f"{rows} === 'billing,shop'")
+    tab.run("document.querySelector('[name=q]').focus(); window.loaded = true")
+    tab.call("Input.insertText", text="dead let")
+    tab.wait(f"{rows} === 'shop' && window.loaded")
+    assert tab.run("document.activeElement.name + location.search") == "q?sort=name&q=dead+let"
+    tab.open(tab.run("location.href"))
+    tab.wait(f"{rows} === 'shop' && document.querySelector('[name=q]').value === 'dead let'")
+    tab.run("document.getElementById('state-').focus()")
+    tab.press("Enter")
+    tab.wait(f"{rows} === 'shop'")
+    assert tab.run("getComputedStyle(document.querySelector('[aria-current]')).fontWeight") == "700"
+    line = "document.querySelector('.line path').getTotalLength() > 0"
+    tab.open(f"{url}/p/shop")
+    tab.wait(line)
 
 
 def log_in(tab: chromium.Browser, url: str) -> None:
@@ -155,7 +176,8 @@ def phone(tab: chromium.Browser, url: str) -> None:
     """Nothing is wider than a phone, and what is touched is large enough."""
     tab.size(390, 844, phone=True)
     for path in (
-        "/", "/p/shop", "/p/billing", "/p/shop/reset?verb=to-earliest&value=&topic=",
+        "/", "/?q=shop&state=warn&sort=-lag", "/p/shop", "/p/billing",
+        "/p/shop/reset?verb=to-earliest&value=&topic=",
         "/p/shop/discard?reason=&partition=t:0&since=&before=",
     ):  # fmt: skip
         tab.open(f"{url}{path}")

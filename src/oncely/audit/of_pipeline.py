@@ -19,6 +19,7 @@ from oncely.audit.report import Report
 from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
+from oncely.clients.kafka.json_lines import in_words, shown
 from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
@@ -79,6 +80,20 @@ def audit(
         except OncelyError as error:
             error.hide(settings.secrets)
             raise
+
+
+def with_records(report: Report, settings: PipelineSettings, log: Log) -> Report:
+    """The report with the destination, and with keys and values that the topics still have."""
+    found: dict[object, tuple[str | None, ...]] = {}
+    for tp, end in ((one.partition, one.end) for one in report.partitions):
+        offsets = [one.offset for one in report.findings if one.partition == tp]
+        wanted = [at for at in offsets if at is not None and at < end]
+        for at, message in (log.messages(tp, wanted) if wanted else {}).items():
+            found[tp, at] = in_words(shown(message.key())), in_words(shown(message.value()))
+    findings = [
+        replace(one, record=found.get((one.partition, one.offset), ())) for one in report.findings
+    ]
+    return replace(report, findings=findings, destination=settings.target)
 
 
 def log_of(settings: PipelineSettings) -> KafkaLog:

@@ -6,14 +6,16 @@ topic.
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple
 from html import escape
 
 from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
 from oncely.audit.wording import MEANINGS, PROOFS, verdict_sentence
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.html import WIDTH, document, of_unknown, rect, svg, table, time_of
+from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
 from oncely.reject_summary import printable
 from oncely.wording import plural
 
@@ -73,21 +75,35 @@ th, td { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
 th.n, td.n { text-align: right; white-space: nowrap; }
 tbody th { color: var(--ink); font-size: inherit; min-width: 6rem; overflow-wrap: anywhere; }
-td:last-child:not(.n) { overflow-wrap: anywhere; min-width: 11rem; }
+td:not(.n) { overflow-wrap: anywhere; min-width: 9rem; }
 summary { cursor: pointer; color: var(--soft); padding: .4rem 0; }
 bdi { unicode-bidi: isolate; }
 @media (max-width: 34rem) { main { padding: 1.25rem 1rem 3rem; } h1 { font-size: 1.5rem; }
   th, td { padding-right: .5rem; }
   .facts { grid-template-columns: 1fr 1fr; } .plot, .lanes { grid-template-columns: 5rem 1fr; } }
 """
+_ARRIVED = {
+    "fine": "arrived", "lost": "missing in the destination", "twice": "there more than once",
+    "other": "not in the source",
+}  # fmt: skip
+_COMPARED = {
+    "fine": "compared, equal", "twice": "a range that differs", "lost": "damaged records",
+    "unsure": "undecided", "base": "not compared",
+}  # fmt: skip
 _MARKS = {"clean": "✓", "damaged": "✕", "unknown": "?"}
 _WORDS = {"clean": "Clean", "damaged": "Damaged", "unknown": "Unknown"}
 
 
-def page(report: Report) -> str:
-    """The page: the verdict in words, hours, partitions, findings, and what is undecided."""
+def page(report: Report, file: str = "") -> str:
+    """The page: the verdict in words, hours, partitions, findings, and what is undecided.
+
+    Args:
+        report: the report.
+        file: the pipeline file, for the command that comes next.
+    """
     parts = [
         _head(report),
+        _next(report, file),
         _facts(report),
         _undecided(report.undecided),
         _hours(report.hours),
@@ -111,28 +127,32 @@ def _head(report: Report) -> str:
         compared += f" of {plural(len(report.partitions), 'partition')}"
     complete = report.complete_until.wall_time
     until = f" Complete until <strong>{time_of(complete)}</strong>." if complete else ""
+    into = f" in <strong>{of_unknown(report.destination)}</strong>" if report.destination else ""
     return (
         f'<header class="{verdict}"><h1><span class="mark" role="img"'
         f' aria-label="{_WORDS[verdict]}">{_MARKS[verdict]}</span>'
         f"<span>{escape(verdict_sentence(report))}</span></h1>"
-        f"<p>Audit of <strong>{of_unknown(report.pipeline)}</strong>: {compared} compared on"
+        f"<p>Audit of <strong>{of_unknown(report.pipeline)}</strong>{into}: {compared} compared on"
         f" {time_of(report.at)}, in {report.seconds:,.1f} s.{until}</p></header>"
     )
 
 
+def _next(report: Report, file: str) -> str:
+    if not report.destination or report.verdict != "damaged":
+        return ""
+    command = f"<code>oncely repair {of_unknown(shlex.quote(file))}</code>"
+    return f"<p>Next: {command} tells what it would do, and does it with --execute.</p>"
+
+
 def _facts(report: Report) -> str:
-    facts = [("records", f"{report.records:,}", ""), ("accounted for", f"{report.accounted:,}", "")]
+    shown = [("records", f"{report.records:,}", ""), ("accounted for", f"{report.accounted:,}", "")]
     for kind in KINDS:
         number = report.found.get(kind, 0)
-        facts.append((kind, f"{number:,}", "bad" if number else ""))
-    facts.append(("offsets without a record", f"{report.holes:,}", ""))
+        shown.append((kind, f"{number:,}", "bad" if number else ""))
+    shown.append(("offsets without a record", f"{report.holes:,}", ""))
     until = report.complete_until.event_time
-    facts.append(("complete until (event time)", time_of(until) if until else "not known", "time"))
-    cells = (
-        f'<div class="{style}"><dt>{label}</dt><dd>{value}</dd></div>'
-        for label, value, style in facts
-    )
-    return f'<dl class="facts">{"".join(cells)}</dl>'
+    shown.append(("complete until (event time)", time_of(until) if until else "not known", "time"))
+    return facts(shown)
 
 
 def _undecided(undecided: Sequence[Undecided]) -> str:
@@ -187,10 +207,7 @@ def _hours(hours: Sequence[Hour]) -> str:
         f"<section><h2>By group</h2><figure><div class='plot'><span>{most:,} ids</span>"
         f"{_bars(drawn, most, about)}</div><div class='lanes'>{lanes}"
         f"<div class='axis'>{ends}</div></div></figure>"
-        '<ul class="key"><li><i class="fine"></i>arrived</li>'
-        '<li><i class="lost"></i>missing in the destination</li>'
-        '<li><i class="twice"></i>there more than once</li>'
-        '<li><i class="other"></i>not in the source</li></ul>'
+        f"{key(_ARRIVED)}"
         f"{_hour_table(hours, bad)}</section>"
     )
 
@@ -201,14 +218,8 @@ def _binned(hours: Sequence[Hour]) -> Iterable[Hour]:
     for at in range(0, len(hours), size):
         joined = hours[at : at + size]
         name = joined[0].group if size == 1 else f"{joined[0].group} to {joined[-1].group}"
-        yield Hour(
-            name,
-            sum(one.topic for one in joined),
-            sum(one.sink for one in joined),
-            sum(one.missing for one in joined),
-            sum(one.duplicated for one in joined),
-            sum(one.unexpected for one in joined),
-        )
+        numbers = zip(*(astuple(one)[1:] for one in joined), strict=True)
+        yield Hour(name, *map(sum, numbers))
 
 
 def _bars(hours: Sequence[Hour], most: int, about: str) -> str:
@@ -240,9 +251,8 @@ def _lane(hours: Sequence[Hour], numbers: Sequence[int], style: str) -> str:
 
 def _told(one: Hour) -> str:
     parts = [f"{one.topic:,} in the source", f"{one.sink:,} in the destination"]
-    parts += [f"{n:,} missing" for n in (one.missing,) if n]
-    parts += [f"{n:,} duplicated" for n in (one.duplicated,) if n]
-    parts += [f"{n:,} unexpected" for n in (one.unexpected,) if n]
+    damage = {"missing": one.missing, "duplicated": one.duplicated, "unexpected": one.unexpected}
+    parts += [f"{number:,} {name}" for name, number in damage.items() if number]
     return f"{one.group}: {', '.join(parts)}"
 
 
@@ -289,11 +299,7 @@ def _partitions(report: Report) -> str:
     )
     return (
         f'<section><h2>By partition</h2><ul class="parts">{items}</ul>{_cut(len(ordered))}'
-        '<ul class="key"><li><i class="fine"></i>compared, equal</li>'
-        '<li><i class="twice"></i>a range that differs</li>'
-        '<li><i class="lost"></i>damaged records</li>'
-        '<li><i class="unsure"></i>undecided</li>'
-        '<li><i class="base"></i>not compared</li></ul></section>'
+        f"{key(_COMPARED)}</section>"
     )
 
 
@@ -368,10 +374,13 @@ def _finding_table(kind: str, listed: Sequence[Finding]) -> str:
             of_unknown(one.partition) if one.partition else "–",
             "–" if one.offset is None else f"{one.offset}",
             of_unknown(one.detail),
+            *((of_unknown(part, 200) if part is not None else "null") for part in one.record),
+            *["–"] * (2 - len(one.record)),
         )
         for one in listed
     )
-    return table(f"Records that are {kind}", ["Partition", "#Offset", "Detail"], rows)
+    head = ["Partition", "#Offset", "Detail", "Key", "Value"]
+    return table(f"Records that are {kind}", head, rows)
 
 
 def _method(report: Report) -> str:

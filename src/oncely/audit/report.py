@@ -35,6 +35,7 @@ class Finding:
         detail: facts for the user: counts, a file's path, an id, an hour.
         within: where the record or row is, if the offset is not known: offsets by partition.
         file: the file that must not be there.
+        record: key and value of the record as texts, for a page; or nothing.
     """
 
     partition: TopicPartition | None
@@ -43,6 +44,7 @@ class Finding:
     detail: str = ""
     within: tuple[tuple[TopicPartition, OffsetRange], ...] = ()
     file: str = ""
+    record: tuple[str | None, ...] = ()
 
     @property
     def place(self) -> tuple[str, int, int]:
@@ -164,6 +166,7 @@ class Report:
         hours: the view by identity.
         limits: what was not compared, and why; and what is wrong with files whose rows are those of
             their records. The verdict does not include it.
+        destination: that of a pipeline, for a page.
     """
 
     pipeline: str
@@ -181,6 +184,7 @@ class Report:
     hours: Sequence[Hour] = ()
     complete_until: CompleteUntil = CompleteUntil()
     limits: Sequence[str] = ()
+    destination: str = ""
 
     @property
     def verdict(self) -> Verdict:

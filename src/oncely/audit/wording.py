@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from oncely.audit.report import KINDS, FindingKind, Proof, Report
+from oncely.audit.report import KINDS, Finding, FindingKind, Proof, Report
 
 MEANINGS: dict[FindingKind, str] = {
     "lost": "A record of the source without a row, and without a dead letter.",
@@ -43,10 +43,16 @@ def join(parts: Sequence[str]) -> str:
 
 def redacted(report: Report, redact: Callable[[str], str]) -> Report:
     """The report without secrets, for a file that others read."""
+
+    def clean(one: Finding) -> Finding:
+        record = tuple(part and redact(part) for part in one.record)
+        return replace(one, detail=redact(one.detail), record=record)
+
     return replace(
         report,
         pipeline=redact(report.pipeline),
-        findings=[replace(one, detail=redact(one.detail)) for one in report.findings],
+        findings=[clean(one) for one in report.findings],
+        destination=redact(report.destination),
         undecided=[replace(one, reason=redact(one.reason)) for one in report.undecided],
         hours=[replace(one, group=redact(one.group)) for one in report.hours],
     )

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from oncely.audit.by_identity import Views, audit_by_id
 from oncely.audit.datasets import audit_pair, frame_of, spark_conf
 from oncely.audit.evidence import Log
-from oncely.audit.of_pipeline import audit, log_of, no_rows
+from oncely.audit.of_pipeline import audit, log_of, no_rows, with_records
 from oncely.audit.page import page
 from oncely.audit.report import Report
 from oncely.audit.spark_rows import sqlite_rows, topic_rows, window_of
@@ -127,8 +127,12 @@ def _audit(asked: Asked, stack: ExitStack, signals: Signals) -> tuple[str, Audit
     log = stack.enter_context(closing(RememberingLog(log_of(pipeline.settings))))
     if any(asked.match.values()):
         importable(pipeline, file)
-        return pipeline.settings.name, _identity_audit(asked, pipeline, log, stack, signals)
-    return pipeline.settings.name, _pipeline_audit(asked, pipeline, log)
+        once = _identity_audit(asked, pipeline, log, stack, signals)
+    else:
+        once = _pipeline_audit(asked, pipeline, log)
+    if asked.html is not None:
+        return pipeline.settings.name, lambda: with_records(once(), pipeline.settings, log)
+    return pipeline.settings.name, once
 
 
 def _pair_audit(asked: Asked, pair: Pair, stack: ExitStack, signals: Signals) -> Audit:
@@ -209,7 +213,7 @@ def _show(asked: Asked, report: Report) -> None:
 
 def _write(asked: Asked, report: Report) -> None:
     if asked.html is not None:
-        replaced(asked.html, page(redacted(report, screen.redact)))
+        replaced(asked.html, page(redacted(report, screen.redact), str(asked.file)))
 
 
 def replaced(path: Path, text: str) -> None:

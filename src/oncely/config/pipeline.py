@@ -159,6 +159,13 @@ class PipelineSettings(Section):
         return self.source.group or f"oncely-{self.name}"
 
     @property
+    def target(self) -> str:
+        """The destination in a few words."""
+        names = ("table", "topic", "topic_column", "url")
+        name = next((one for n in names if (one := getattr(self.sink, n, None)) is not None), "")
+        return f"{self.sink.kind} {name}".rstrip()
+
+    @property
     def worker_group(self) -> str:
         """The consumer group of the workers."""
         return self.worker.group or self.group

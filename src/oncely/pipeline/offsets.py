@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FENCED = (
-    "A process that runs the pipeline is fenced by the reset, and ends with exit code 3. The"
-    " systemd unit of packaging/ (RestartPreventExitStatus=2 3) does not start it again: start it"
-    " after the reset. Kubernetes starts the pod of a Deployment or a StatefulSet again by itself,"
-    " and it goes on at the new positions."
+    "A process that runs the pipeline is fenced, and ends with exit code 3. The systemd unit of"
+    " packaging/ (RestartPreventExitStatus=2 3) does not start it again: start it after the reset."
+    " Kubernetes restarts pods of a Deployment or a StatefulSet; they go on at the new positions."
 )
 
 

@@ -80,9 +80,8 @@ def _finding(kind: Any, one: Mapping[str, Any]) -> Finding:
         (TopicPartition(topic, number), OffsetRange(start, end))
         for topic, number, start, end in one.get("within", ())
     )
-    return Finding(
-        _place(one), one["offset"], kind, str(one["detail"]), within, one.get("file", "")
-    )
+    detail, file = str(one["detail"]), one.get("file", "")
+    return Finding(_place(one), one["offset"], kind, detail, within, file)
 
 
 def _undecided(one: Mapping[str, Any]) -> Undecided:
@@ -99,7 +98,5 @@ def _partition(one: Mapping[str, Any]) -> PartitionResult:
         int(one["end"]),
         int(one["ranges"]),
         [OffsetRange(*both) for both in one["differing"]],
-        int(one["records"]),
-        int(one["accounted"]),
-        int(one["holes"]),
+        *(int(one[name]) for name in ("records", "accounted", "holes")),
     )

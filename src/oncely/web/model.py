@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.config import FilesSinkSettings, PipelineSettings
+from oncely.clients.kafka.json_lines import in_words
+from oncely.config import FilesSinkSettings
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
@@ -79,7 +80,7 @@ class Subject:
         if self.pipeline is None:
             return str(self.file)
         settings = self.pipeline.settings
-        text = f"{', '.join(settings.source.topics)} → {_target(settings)}"
+        text = f"{', '.join(settings.source.topics)} → {settings.target}"
         return self.pipeline.secrets.redact(text)
 
 
@@ -297,10 +298,10 @@ def overview(subject: Subject, before: Overview | None = None) -> Overview:
     if subject.pipeline is not None:
         found = tried(subject.pipeline, subject.pipeline.status)
     if isinstance(found, Problem):
-        now = Overview(unreadable(found.message), problem=found)
-        kept = before if before is not None and before.status is not None else now
-        now = replace(now, status=kept.status, still=kept.still, at=kept.at, clock=kept.clock,
-                      age=now.clock - kept.clock)  # fmt: skip
+        new = Overview(unreadable(found.message), problem=found)
+        now = before if before is not None and before.status is not None else new
+        age = new.clock - now.clock
+        now = replace(now, verdict=new.verdict, problem=found, age=age, per_second=None)
     else:
         now = judged(Overview(found.judgement, found), before)
     lag = now.status.lag if now.status is not None and now.problem is None else None
@@ -487,12 +488,9 @@ def _letters(pipeline: Pipeline) -> Letters:
     if not letters.total:
         return letters
     to = pipeline.destination
-    no_replay, no_discard = (tried(pipeline, check) for check in (to.check_replay, to.discarding))
-    return replace(
-        letters,
-        no_replay=no_replay if isinstance(no_replay, Problem) else None,
-        no_discard=no_discard if isinstance(no_discard, Problem) else None,
-    )
+    found_out = [tried(pipeline, check) for check in (to.check_replay, to.discarding)]
+    no_replay, no_discard = (one if isinstance(one, Problem) else None for one in found_out)
+    return replace(letters, no_replay=no_replay, no_discard=no_discard)
 
 
 def grouped(found: Iterable[Mapping[str, Any]], total: int, secrets: Secrets) -> Letters:
@@ -511,9 +509,8 @@ def grouped(found: Iterable[Mapping[str, Any]], total: int, secrets: Secrets) ->
 
 def _letter(one: Mapping[str, Any], reason: str, secrets: Secrets) -> Letter:
     def text(value: Any) -> str | None:
-        if value is None:
+        if (shown := in_words(value)) is None:
             return None
-        shown = f"base64: {value['base64']}" if isinstance(value, dict) else str(value)
         shown = secrets.redact(shown)  # before it is cut: a part of a secret is not recognised
         return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
@@ -564,15 +561,3 @@ def files_of(contents: Contents, redact: Callable[[str], str] = str) -> TableFil
         scopes,
         max(0, len(contents.schemas) - _SCOPES),
     )
-
-
-# -- words -----------------------------------------------------------------------------------------
-
-
-def _target(settings: PipelineSettings) -> str:
-    sink = settings.sink
-    for name in ("table", "topic", "topic_column", "url"):
-        value = getattr(sink, name, None)
-        if value is not None:
-            return f"{sink.kind} {value}"
-    return sink.kind

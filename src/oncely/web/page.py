@@ -18,7 +18,7 @@ from oncely.audit.report import Report
 from oncely.audit.wording import verdict_sentence
 from oncely.clients.kafka.groups import Member
 from oncely.core.ranges import TopicPartition
-from oncely.html import WIDTH, document, of_unknown, rect, svg, table, time_of
+from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
 from oncely.pipeline.offsets import FENCED, Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level
@@ -68,7 +68,9 @@ def pipelines(found: Listed, asked: Mapping[str, str], form_token: str | None) -
     shown = [one for one in matching if asked["state"] in ("", _judged(one[1]).level)]
     shown.sort(key=lambda one: one[0].name)
     column = asked["sort"].removeprefix("-")
-    shown.sort(key=lambda one: _order(column, *one), reverse=column != asked["sort"])
+    reverse = column != asked["sort"]
+    last = float("-inf" if reverse else "inf")
+    shown.sort(key=lambda one: _order(column, last, *one), reverse=reverse)
     live = f'<p class="verdict">{told}</p>{_levels(matching, asked)}{_listed(shown, asked)}'
     return _page("Pipelines", f"<h1>Pipelines</h1>{_search(asked)}", live, "/events", form_token)
 
@@ -113,15 +115,15 @@ def reset_plan(
         for tp, at in sorted(plan.positions.items())
     )
     shown = table("Reset", ["Partition", "#Position", "#New position", "Effect"], rows)
-    notes = "".join(f"<p>{_text(one)}</p>" for one in plan.notes)
-    again = "".join(f"<p>{escape(one)}</p>" for one in (plan.warning, FENCED) if one)
-    told = "<p>This is a dry run: nothing was written.</p>"
+    told = (*plan.notes, plan.warning, FENCED)
+    notes = "".join(f"<p>{_text(one)}</p>" for one in told if one)
+    dry = "<p>This is a dry run: nothing was written.</p>"
     form = (
         f'<form class="ask" method="post" action="{_path(subject)}/reset">{_hidden(form_token)}'
         f"{_again(asked)}"
         '<button class="change-it">Reset; a running pipeline is fenced</button></form>'
     )
-    return _page("Reset", head, f"{told}{shown}{notes}{again}{form}{back}", None, form_token)
+    return _page("Reset", head, f"{dry}{shown}{notes}{form}{back}", None, form_token)
 
 
 def discard_plan(
@@ -151,11 +153,10 @@ def discard_plan(
 
 def _choice(subject: Subject, asked: Mapping[str, str]) -> str:
     fields = (
-        ("reason", "Part of the reason"),
-        ("partition", "Only topic[:0,1]"),
+        ("reason", "Part of the reason"), ("partition", "Only topic[:0,1]"),
         ("since", "Since (ISO 8601, or an age: 12h)"),
         ("before", "Before (ISO 8601, or an age: 90d)"),
-    )
+    )  # fmt: skip
     labels = "".join(
         f'<label>{meaning}<input name="{name}" size="24" value="{escape(asked[name])}"></label>'
         for name, meaning in fields
@@ -230,8 +231,7 @@ _HEADLINE: Mapping[Level, str] = {
     "unknown": "not known or never started",
 }  # fmt: skip
 _LEVELS: Mapping[Level, str] = {
-    "fine": "Good", "busy": "Working", "warn": "Attention", "bad": "Problem",
-    "unknown": "Unknown",
+    "bad": "Problem", "warn": "Attention", "unknown": "Unknown", "busy": "Working", "fine": "Good",
 }  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def _link(asked: Mapping[str, str], name: str, value: str, told: str, *, chosen:
 def _levels(matching: Listed, asked: Mapping[str, str]) -> str:
     number = Counter(_judged(one).level for _, one in matching)
     told = {"": f"All {len(matching):,}"}
-    told |= {level: f"{_LEVELS[level]} {number[level]:,}" for level in _WORST if number[level]}
+    told |= {level: f"{_LEVELS[level]} {number[level]:,}" for level in _LEVELS if number[level]}
     links = " ".join(
         _link(asked, "state", level, said, chosen=asked["state"] == level)
         for level, said in told.items()
@@ -293,7 +293,7 @@ def _item(subject: Subject, overview: Overview | None) -> Iterator[str]:
     for name, label in list(_COLUMNS.items())[2:]:
         value = _number(name, overview)
         told = "–" if value is None else duration(value) if name == "waits" else f"{value:,.0f}"
-        yield f"{told}<small> {label.lower()}</small>"
+        yield f"{told}<small class='number-of'> {label.lower()}</small>"
 
 
 def _number(column: str, one: Overview | None) -> float | None:
@@ -303,16 +303,15 @@ def _number(column: str, one: Overview | None) -> float | None:
     return {"lag": status.lag, "waits": waits, "speed": speed, "letters": status.rejects}[column]
 
 
-def _order(column: str, subject: Subject, one: Overview | None) -> Any:
+def _order(column: str, last: float, subject: Subject, one: Overview | None) -> Any:
     """By name, by a number with the largest first, or by state with the worst first."""
     if column == "name":
         return subject.name
     if column not in _COLUMNS or column == "state":
-        return _WORST.index(_judged(one).level)
-    return 1.0 if (number := _number(column, one)) is None else -number
+        return list(_LEVELS).index(_judged(one).level)
+    return last if (number := _number(column, one)) is None else -number
 
 
-_WORST: Sequence[Level] = ("bad", "warn", "unknown", "busy", "fine")
 _COLUMNS = {
     "name": "Pipeline", "state": "State", "lag": "Lag", "waits": "Oldest waits",
     "speed": "Offsets/s", "letters": "Dead letters",
@@ -338,8 +337,7 @@ def _problems(overview: Overview | None, detail: Detail | None) -> str:
     told = ""
     if overview is not None and overview.problem is not None:
         found.pop(overview.problem, None)
-        told = _way_out(overview.problem)
-        told += _read_at(overview.at, overview.age)
+        told = _way_out(overview.problem) + _read_at(overview.at, overview.age)
     return told + "".join(map(_problem, found))
 
 
@@ -375,11 +373,11 @@ def _members(found: Mapping[str, Sequence[Member]] | None) -> str:
 
 
 def _facts(overview: Overview | None, detail: Detail | None, audit: Report | None) -> str:
-    facts: list[tuple[str, str]] = []
+    shown: list[tuple[str, str]] = []
     if overview is not None and overview.status is not None:
         status = overview.status
         age = status.lag_seconds
-        facts += [
+        shown += [
             ("lag, in offsets", _n(status.lag)),
             ("oldest record waits", duration(age) if age else "–"),
             ("offsets per second", _n(round(overview.per_second or 0))),
@@ -389,31 +387,21 @@ def _facts(overview: Overview | None, detail: Detail | None, audit: Report | Non
         ]
     history = detail.history if detail is not None else None
     if history is not None and history.last_commit:
-        facts.append(("last commit", time_of(history.last_commit)))
+        shown.append(("last commit", time_of(history.last_commit)))
     if audit is not None:
         until = audit.complete_until.event_time or audit.complete_until.wall_time
-        facts.append(
-            ("complete until, by the last audit", time_of(until) if until else "not known")
-        )
+        shown.append(("complete until, by the last audit", time_of(until) if until else "–"))
     if overview is not None:
-        facts.append(("read at", _clock(overview.at)))
-    cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    return f'<dl class="facts">{cells}</dl>' if facts else ""
+        shown.append(("read at", _clock(overview.at)))
+    return facts((*one, "") for one in shown) if shown else ""
 
 
 def _positions(overview: Overview | None) -> str:
     if overview is None or overview.status is None:
         return ""
-    partitions = overview.status.partitions
     rows = (
-        (
-            _text(f"{one.topic}-{one.partition}"),
-            _n(one.position),
-            _n(one.end),
-            _n(one.lag),
-            _age(one),
-        )
-        for one in partitions
+        (_text(f"{p.topic}-{p.partition}"), *map(_n, (p.position, p.end, p.lag)), _age(p))
+        for p in overview.status.partitions
     )
     head = ["Partition", "#Next offset", "#End", "#Lag", "#Oldest waits"]
     return f"<section><h2>Positions and lag</h2>{table('Positions', head, rows)}</section>"
@@ -435,7 +423,8 @@ def _over_time(overview: Overview | None) -> str:
     first, last = (_clock(datetime.fromtimestamp(points[at].at, UTC)) for at in (0, -1))
     return (
         f"<section><h2>Over time</h2><figure><div class='plot'>{drawn}"
-        f"<div class='axis'><span>{first}</span><span>{last}</span></div></div></figure></section>"
+        f"</div><div class='lanes'><div class='axis'><span>{first}</span><span>{last}</span></div>"
+        "</div></figure></section>"
     )
 
 
@@ -458,13 +447,11 @@ def _line(name: str, unit: str, points: Sequence[Point], values: Sequence[float 
 # -- history ---------------------------------------------------------------------------------------
 
 
-_KEY = (
-    ("hole", "offsets without a record"),
-    ("gap", "deleted before they were read"),
-    ("undone", "undone by a reset"),
-    ("change", "replayed or repaired"),
-    ("base", "not committed yet"),
-)
+_KEY = {
+    "e0 e1 e2": "committed; another colour is another epoch", "hole": "offsets without a record",
+    "gap": "deleted before they were read", "undone": "undone by a reset",
+    "change": "replayed or repaired", "base": "not committed yet",
+}  # fmt: skip
 
 
 def _history(detail: Detail | None, overview: Overview | None) -> str:
@@ -483,16 +470,9 @@ def _history(detail: Detail | None, overview: Overview | None) -> str:
     numbers = sorted({span.epoch for span in committed})
     colours = {number: f"e{at % 3}" for at, number in enumerate(numbers)}
     lanes = "".join(_lane(one, ends.get(one.partition), colours) for one in history.lanes[:_LANES])
-    cut = len(history.lanes) - _LANES
-    more = f"<p class='note'>{cut:,} more partitions are not drawn.</p>" if cut > 0 else ""
+    more = _left_out(len(history.lanes) - _LANES, "partitions", "drawn")
     notes = "".join(f"<p class='note'>{_text(one)}</p>" for one in history.notes)
-    key = (
-        '<ul class="key"><li><i class="e0"></i><i class="e1"></i><i class="e2"></i>committed;'
-        " another colour is another epoch</li>"
-        + "".join(f'<li><i class="{style}"></i>{told}</li>' for style, told in _KEY)
-        + "</ul>"
-    )
-    drawn = f'<ul class="lanes-of">{lanes}</ul>{more}{key}' if lanes else ""
+    drawn = f'<ul class="lanes-of">{lanes}</ul>{more}{key(_KEY)}' if lanes else ""
     return f"<section>{title}{notes}{drawn}{_epochs(history.epochs)}</section>"
 
 
@@ -543,18 +523,14 @@ def _epochs(epochs: Sequence[Epoch]) -> str:
     rows = (
         (
             f"{one.number}",
-            time_of(one.first) if one.first else "–",
-            time_of(one.last) if one.last else "–",
-            _n(one.counts.records),
-            _n(one.counts.rows),
-            _n(one.counts.rejects),
+            *(time_of(at) if at else "–" for at in (one.first, one.last)),
+            *map(_n, (one.counts.records, one.counts.rows, one.counts.rejects)),
             escape(_doings(one)) or "–",
         )
         for one in epochs[:_EPOCHS]
     )
     head = ["Epoch", "First commit", "Last commit", "#Records", "#Rows", "#Rejects", "Notes"]
-    more = len(epochs) - _EPOCHS
-    cut = f"<p class='note'>{more:,} older epochs are not listed.</p>" if more > 0 else ""
+    cut = _left_out(len(epochs) - _EPOCHS, "epochs")
     about = "<p class='note'>Each start of the pipeline takes an epoch; an older one can't commit"
     return f"<h3>Takeovers</h3>{about} any more.</p>{table('Takeovers', head, rows)}{cut}"
 
@@ -583,8 +559,7 @@ def _letters(detail: Detail | None, subject: Subject, form_token: str | None) ->
 
 def _reason(at: int, one: Reason) -> str:
     rows = "".join(_letter(letter) for letter in one.letters)
-    more = one.number - len(one.letters)
-    cut = f"<p class='note'>{more:,} more with this reason are not listed.</p>" if more else ""
+    cut = _left_out(one.number - len(one.letters), "with this reason")
     return (
         f'<details id="reason-{at}"><summary><b>{one.number:,}</b> {_text(one.reason)}'
         f" <small>({escape(one.stage)})</small></summary>{rows}{cut}</details>"
@@ -592,9 +567,7 @@ def _reason(at: int, one: Reason) -> str:
 
 
 def _letter(one: Letter) -> str:
-    parts = [f"<b>{_text(one.place)}</b>"]
-    if one.time is not None:
-        parts.append(time_of(one.time))
+    at = f" · {time_of(one.time)}" if one.time is not None else ""
     fields = [("reason", one.reason), ("key", one.key), ("value", one.value)]
     fields = [*fields[one.reason is None :], *((f"header {n}", value) for n, value in one.headers)]
     shown = "".join(
@@ -602,7 +575,7 @@ def _letter(one: Letter) -> str:
         "</dd></div>"
         for name, value in fields
     )
-    return f'<div class="letter"><p>{" · ".join(parts)}</p><dl>{shown}</dl></div>'
+    return f'<div class="letter"><p><b>{_text(one.place)}</b>{at}</p><dl>{shown}</dl></div>'
 
 
 def _replay(letters: Letters, subject: Subject, form_token: str | None) -> str:
@@ -678,8 +651,7 @@ def _files(detail: Detail | None) -> str:
     told = f"{plural(files.files, 'file')}, {plural(files.rows, 'row')}, {_bytes(files.bytes)}."
     rows = ((_text(name), _n(number), _n(count)) for name, number, count in files.directories)
     listed = table("Directories", ["Directory", "#Files", "#Rows"], rows)
-    if files.more:
-        listed += f"<p class='note'>{files.more:,} more directories are not listed.</p>"
+    listed += _left_out(files.more, "directories")
     return f"<section>{title}<p>{told}</p>{listed}{_scopes(files)}</section>"
 
 
@@ -693,8 +665,7 @@ def _scopes(files: TableFiles) -> str:
             f" {plural(one.versions, 'version')} of the schema</summary>"
             f"<ul>{columns}</ul></details>"
         )
-    more = files.more_scopes
-    cut = f"<p class='note'>{more:,} more scopes are not listed.</p>" if more else ""
+    cut = _left_out(files.more_scopes, "scopes")
     return f"<h3>Columns</h3>{''.join(shown)}{cut}" if shown else ""
 
 
@@ -739,6 +710,10 @@ def _sentence(text: str) -> str:
 def _lines(text: str) -> str:
     """A text of several lines."""
     return "\n".join(_text(line) for line in text.splitlines()) if text else "(empty)"
+
+
+def _left_out(number: int, what: str, done: str = "listed") -> str:
+    return f"<p class='note'>{number:,} more {what} are not {done}.</p>" if number > 0 else ""
 
 
 def _n(number: int | None) -> str:

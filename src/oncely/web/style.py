@@ -18,23 +18,18 @@ a:focus-visible, button:focus-visible, input:focus-visible, select:focus-visible
 .skip { position: absolute; left: -99rem; } .skip:focus { left: 1rem; top: .5rem; }
 .said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .pipelines p { margin: 0; } .pipelines tbody th { min-width: 11rem; font-weight: 400; }
-.pipelines table small { display: none; }
 .states { display: flex; flex-wrap: wrap; gap: .4rem 1rem; margin: 1rem 0; }
-.states a { padding: .3rem 0; }
 [aria-current] { color: var(--ink); font-weight: 700; text-decoration: none; }
-.line { height: 5rem; background: var(--card); border-bottom: 1px solid var(--rule);
-  margin-bottom: .75rem; overflow: visible; }
+.line { height: 5rem; background: var(--card); margin-top: .5rem; overflow: visible; }
 .line path { fill: none; stroke: rgb(var(--other)); stroke-width: 2;
-  vector-effect: non-scaling-stroke; stroke-linejoin: round; stroke-linecap: round; }
-.plot > span { line-height: 1.4; }
-.plot .axis { grid-column: 2; display: flex; justify-content: space-between; }
+  vector-effect: non-scaling-stroke; }
+.plot > span { line-height: 1.4; } @media (min-width: 34rem) { .number-of { display: none; } }
 .verdict { display: flex; gap: .6rem; align-items: baseline; color: var(--ink); }
 .dot { flex: none; width: .7rem; height: .7rem; border-radius: 50%; background: rgb(var(--dot)); }
 .dot { position: relative; top: .05rem; }
 .bad .dot { border-radius: 2px; } .warn .dot { border-radius: 2px; transform: rotate(45deg); }
 h1 { display: block; }
 .scroll + p, .scroll + form.ask, details + p, details + form.ask { margin-top: 1rem; }
-h1 + .verdict { font-size: 1.15rem; margin-bottom: .25rem; }
 .way-out { font-size: .9375rem; }
 .problem { border-left: 3px solid rgb(var(--lost)); padding: .1rem 0 .1rem .9rem; }
 .lanes-of { list-style: none; padding: 0; margin: 0; }
@@ -68,10 +63,8 @@ button.change-it { background: rgb(var(--other)); border-color: transparent; col
 .top button { min-height: 0; padding: .1rem .5rem; font-weight: 400; }
 @media (max-width: 34rem) { .lanes-of svg { height: 1.4rem; }
   .pipelines tr { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .5rem 0;
-    border-bottom: 1px solid var(--rule); }
-  .pipelines tr > * { border: 0; padding: .1rem 0; }
-  .pipelines tbody tr > :nth-child(-n + 2) { flex: 0 0 100%; }
-  .pipelines table small { display: inline; } }
+    border-bottom: 1px solid var(--rule); } .pipelines tr > * { border: 0; padding: .1rem 0; }
+  .pipelines tbody tr > :nth-child(-n + 2) { flex: 0 0 100%; } }
 """
 )
 

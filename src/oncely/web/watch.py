@@ -50,9 +50,8 @@ class Reading(Generic[T]):
                 self._thread = threading.Thread(target=self._go, name="reading", daemon=True)
                 self._thread.start()
             oldest = self._looked - 3 * self._every
-            if self._slow:
-                self._hurry = True
-                self._changed.notify_all()
+            self._hurry |= self._slow
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._at >= oldest or self._closed, wait)
             return self._value
 
@@ -85,7 +84,7 @@ class Reading(Generic[T]):
                     return
 
 
-@dataclass(frozen=True)
+@dataclass
 class Watched:
     """A pipeline and its readings.
 
@@ -101,13 +100,8 @@ class Watched:
     detail: Reading[Detail] = field(init=False)
 
     def __post_init__(self) -> None:
-        subject = self.subject
-        readings: tuple[tuple[str, object], ...] = (
-            ("overview", Reading[Overview](partial(overview, subject), self.every, _UNSEEN)),
-            ("detail", Reading[Detail](partial(detail, subject), 2 * self.every)),
-        )
-        for name, value in readings:
-            object.__setattr__(self, name, value)
+        self.overview = Reading(partial(overview, self.subject), self.every, _UNSEEN)
+        self.detail = Reading(partial(detail, self.subject), 2 * self.every)
 
     def hurry(self) -> None:
         """Read again now: something was changed."""

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
+from oncely.audit.of_pipeline import with_records
 from oncely.audit.page import page
 from oncely.audit.report import Finding, Hour, PartitionResult, Report, Undecided
 from oncely.audit.wording import redacted, verdict_sentence
+from oncely.config import load
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.secrets import Secrets
 from tests.unit.audit import reports
+from tests.webtools import pipeline_file
 
 _VOID = {"meta", "br", "rect"}
 
@@ -166,3 +173,39 @@ def test_secrets_are_redacted() -> None:
     shown = redacted(report, Secrets.of([secret]).redact)
     assert "s3cr" not in page(shown)
     assert "s3cr" in page(report)
+
+
+class Topics:
+    """A log that has two of the records; it is asked for no others."""
+
+    asked: ClassVar[list[tuple[TopicPartition, list[int]]]] = []
+
+    def messages(self, tp: TopicPartition, offsets: Sequence[int]) -> Mapping[int, Any]:
+        self.asked.append((tp, list(offsets)))
+        records = {17_000: (b"k-1", b'{"pw": "s3cr&t<pw>"}'), 17_001: (None, b"\xff" + b"x" * 900)}
+        return {
+            at: SimpleNamespace(key=lambda one=one: one[0], value=lambda one=one: one[1])
+            for at, one in records.items()
+        }
+
+
+def test_a_finding_names_its_record_and_the_command_that_repairs_it(tmp_path: Path) -> None:
+    beyond = Finding(reports.P1, 41_200, "unexpected", "beyond the end")
+    settings = load(pipeline_file(tmp_path))
+    report = replace(reports.damaged(), findings=[*reports.damaged().findings[:2], beyond])
+    shown = with_records(report, settings, Topics())  # type: ignore[arg-type]
+    assert Topics.asked == [(reports.P1, [17_000, 17_001])]
+    text = page(redacted(shown, Secrets.of(["s3cr&t<pw>"]).redact), "my pipelines/<b>.toml")
+    assert "in <strong><bdi>sql rows</bdi></strong>" in text
+    assert "<td><bdi>k-1</bdi></td><td><bdi>{&quot;pw&quot;: &quot;***&quot;}</bdi></td>" in text
+    base64 = "/3h4eHh4"
+    assert f"<td>null</td><td><bdi>base64: {base64}" in text
+    assert max(len(one) for one in re.findall(r"base64: [\w+/=]*", text)) < 200
+    assert "<td><bdi>beyond the end</bdi></td><td>–</td><td>–</td>" in text
+    command = "oncely repair <bdi>&#x27;my pipelines/&lt;b&gt;.toml&#x27;</bdi>"
+    assert f"<code>{command}</code>" in text
+    Parsed(text)
+
+    no_damage = replace(reports.unknown(), destination="sql rows")
+    for other in (reports.damaged(), no_damage):  # two datasets, and nothing to repair
+        assert "oncely repair" not in page(other, "p.toml")

@@ -277,19 +277,19 @@ def raising(error: Exception) -> Callable[..., NoReturn]:
 
 def test_a_line_over_time_is_bounded_and_keeps_peaks_and_sums() -> None:
     points: Sequence[Point] = ()
-    for n in range(6_000):  # 8 hours, every five seconds
-        lag = None if 4_000 <= n < 4_500 else 10_000 if n == 1_234 else 7
-        points = extended(points, Point(5.0 * n, lag, 100.0 if n == 1_234 else 2.0))
+    for n in range(2_000):  # 8 hours, every 15 seconds
+        lag = None if 1_400 <= n < 1_600 else 10_000 if n == 1_234 else 7
+        points = extended(points, Point(15.0 * n, lag, 100.0 if n == 1_234 else 2.0))
     assert len(points) == POINTS
-    assert (points[0].at, points[-1].at) == (0.0, 5.0 * 5_999)
+    assert (points[0].at, points[-1].at) == (0.0, 15.0 * 1_999)
     assert max(one.at - last.at for last, one in pairwise(points)) < 200
     assert max(one.lag or 0 for one in points) == 10_000
     moved = sum(one.per_second * (one.at - last.at) for last, one in pairwise(points))
-    assert moved == pytest.approx(5 * (5_998 * 2.0 + 100.0))
+    assert moved == pytest.approx(15 * (1_998 * 2.0 + 100.0))
     unread = [one.at for one in points if one.lag is None]
-    assert unread[0] == pytest.approx(20_000, abs=200)
-    assert unread[-1] == pytest.approx(22_500, abs=200)
-    later = extended(points, Point(5.0 * 5_999 + 80_000.0, 1))
+    assert unread[0] == pytest.approx(21_000, abs=200)
+    assert unread[-1] == pytest.approx(24_000, abs=200)
+    later = extended(points, Point(15.0 * 1_999 + 80_000.0, 1))
     assert later[0].at > later[-1].at - 86_400.0
 
 

@@ -102,6 +102,7 @@ def test_many_pipelines_are_searched_filtered_and_sorted_without_a_script(
     assert names(sort="-name") == ["shop", "clicks", "billing"]
     assert names(sort="lag") == ["clicks", "shop", "billing"]  # not known: at the end
     assert names(sort="letters") == ["shop", "clicks", "billing"]
+    assert names(sort="-letters") == ["clicks", "shop", "billing"]
     assert names(sort="none") == names(sort="") == names()
     assert names(state="warn") == ["shop"]
     assert names(q="SQL never") == ["clicks"]  # the route and the verdict
@@ -417,7 +418,7 @@ def test_a_reset_and_its_dry_run(own: Site) -> None:
     assert "This is a dry run" in plan
     assert "50 are read again" in plan
     assert "an append table contains their" in plan
-    assert "is fenced by the reset, and ends with exit code 3" in plan
+    assert "is fenced, and ends with exit code 3" in plan
     unit = (Path(__file__).parents[3] / "packaging" / "oncely@.service").read_text()
     assert (told := "RestartPreventExitStatus=2 3") in plan
     assert told in unit

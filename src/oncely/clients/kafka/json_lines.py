@@ -32,6 +32,11 @@ def shown(value: bytes | None) -> Any:
         return {"base64": base64.b64encode(value or b"").decode()}
 
 
+def in_words(value: Any) -> str | None:
+    """The result of :func:`shown` as a text."""
+    return f"base64: {value['base64']}" if isinstance(value, dict) else value
+
+
 def as_json(tp: TopicPartition, offset: int, record: KafkaRecord) -> dict[str, Any]:
     """A record as JSON-able values; ``headers`` only if it has some."""
     found = {
