@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from oncely.decode.avro_schema import DEEPEST, Definition
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
+from oncely.extras import require
 from oncely.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class Registry:
             ) from None
 
     def _ask(self, question: Callable[[], _T], what: str) -> _T:
+        require("registry", self.key, "a schema registry")
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:

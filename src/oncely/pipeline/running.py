@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from oncely.clients.http_server import Page, Server
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
-from oncely.extras import require
+from oncely.extras import WITHOUT_SPARK, require
 from oncely.pipeline.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.result import Counts, RunResult
@@ -243,7 +243,7 @@ def preflight(pipeline: Parts) -> None:
     Raises the errors of :meth:`oncely.pipeline.Pipeline.preflight`.
     """
     if pipeline.settings.runtime == "spark":
-        require("spark", "spark", "a run on Spark")
+        require("spark", "spark", "a run on Spark", WITHOUT_SPARK)
     else:
         prepare()
     key = pipeline.settings.filter.waits
