@@ -124,11 +124,6 @@ def test_a_plan_needs_no_java(
     assert plan.connections.tasks == 2
 
 
-@pytest.mark.parametrize(
-    ("top", "problems"),
-    [({}, []), ({"delivery": "at_least_once"}, ["spark"])],
-    ids=["a worker can run it", "only a run"],
-)
 @pytest.mark.parametrize("top", [{}, {"delivery": "at_least_once"}])
 def test_a_plan_names_the_extra_of_spark(
     broker: Broker, make_topic: MakeTopic, on_sqlite: Place, monkeypatch: pytest.MonkeyPatch,
@@ -138,10 +133,15 @@ def test_a_plan_names_the_extra_of_spark(
     monkeypatch.setattr(extras, "is_installed", lambda one: one not in extras.PACKAGES["spark"])
     plan = pipeline_of(broker, make_topic(), on_sqlite, {**top, "runtime": "spark"}).plan()
     told = "a run on Spark needs the package pyspark, which is not installed"
-    assert [one.key for one in plan.problems if told in one.problem] == ["spark"] * bool(top)
+    assert [one.key for one in plan.problems if told in one.message] == ["spark"] * bool(top)
     assert [told in one for one in plan.notes].count(True) == (0 if top else 1)
 
 
+@pytest.mark.parametrize(
+    ("top", "problems"),
+    [({}, []), ({"delivery": "at_least_once"}, ["spark"])],
+    ids=["a worker can run it", "only a run"],
+)
 def test_a_plan_requires_java_where_only_spark_can_run(
     broker: Broker, make_topic: MakeTopic, on_sqlite: Place, monkeypatch: pytest.MonkeyPatch,
     top: Mapping[str, object], problems: list[str],
