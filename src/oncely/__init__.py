@@ -21,18 +21,9 @@ if TYPE_CHECKING:
     from oncely.core.events import Event, Listener
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.errors import (
-        ConfigError,
-        DataLost,
-        Fenced,
-        InvariantViolation,
-        OncelyError,
-        SourceMismatch,
-        Stopped,
-        TableMismatch,
-        TooManyRejects,
-        Unavailable,
-        WrongInput,
-    )
+        ConfigError, DataLost, Fenced, InvariantViolation, OncelyError, SourceMismatch, Stopped,
+        TableMismatch, TooManyRejects, Unavailable, WrongInput,
+    )  # fmt: skip
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
@@ -85,13 +76,10 @@ _NAMES = {
     "oncely.sinks.handlers.sink": "Handler",
     "oncely.sources.reset": "Verb",
 }
-_ELSEWHERE = {
-    name: (module, name) for module, names in _NAMES.items() for name in names.split()
-} | {
-    "AuditReport": ("oncely.audit.report", "Report"),
-    "VerifyReport": ("oncely.verify.report", "Report"),
-    "events": ("oncely.core", "events"),
-}
+_ELSEWHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
+_ELSEWHERE["AuditReport"] = "oncely.audit.report", "Report"
+_ELSEWHERE["VerifyReport"] = "oncely.verify.report", "Report"
+_ELSEWHERE["events"] = "oncely.core", "events"
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -289,9 +290,7 @@ class _Planner:
     # -- code ------------------------------------------------------------------------------
 
     def _requirements_of_spark(self) -> None:
-        def packages() -> None:
-            require("spark", "spark", "a run on Spark", WITHOUT_SPARK)
-
+        packages = partial(require, "spark", "spark", "a run on Spark", WITHOUT_SPARK)
         for check in (packages, artifacts.java):
             with self.inspection.about("spark"):
                 try:
