@@ -21,9 +21,18 @@ if TYPE_CHECKING:
     from oncely.core.events import Event, Listener
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.errors import (
-        ConfigError, DataLost, Fenced, InvariantViolation, OncelyError, SourceMismatch, Stopped,
-        TableMismatch, TooManyRejects, Unavailable, WrongInput,
-    )  # fmt: skip
+        ConfigError,
+        DataLost,
+        Fenced,
+        InvariantViolation,
+        OncelyError,
+        SourceMismatch,
+        Stopped,
+        TableMismatch,
+        TooManyRejects,
+        Unavailable,
+        WrongInput,
+    )
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
