@@ -85,13 +85,10 @@ _NAMES = {
     "oncely.sinks.handlers.sink": "Handler",
     "oncely.sources.reset": "Verb",
 }
-_ELSEWHERE = {
-    name: (module, name) for module, names in _NAMES.items() for name in names.split()
-} | {
-    "AuditReport": ("oncely.audit.report", "Report"),
-    "VerifyReport": ("oncely.verify.report", "Report"),
-    "events": ("oncely.core", "events"),
-}
+_ELSEWHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
+_ELSEWHERE["AuditReport"] = "oncely.audit.report", "Report"
+_ELSEWHERE["VerifyReport"] = "oncely.verify.report", "Report"
+_ELSEWHERE["events"] = "oncely.core", "events"
 
 
 def __getattr__(name: str) -> Any:

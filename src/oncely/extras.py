@@ -14,6 +14,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "sql": ("psycopg", "pgpq"),
     "files": ("polars",),
     "delta": ("deltalake", "obstore", "polars"),
+    "registry": ("authlib", "cachetools"),
     "redis": ("redis",),
     "zookeeper": ("kazoo",),
     "web": ("starlette", "uvicorn"),
@@ -35,13 +36,18 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def require(extra: str, key: str, subject: str) -> None:
+WITHOUT_SPARK = ', or write runtime = "processes", which runs all but a Spark transform'
+"""The other way out of a run on Spark that is not installed."""
+
+
+def require(extra: str, key: str, subject: str, otherwise: str = "") -> None:
     """Refuse to continue without the packages of an extra.
 
     Args:
         extra: a key of :data:`PACKAGES`.
         key: the key of the pipeline file, or the command, that needs them.
         subject: the subject of the sentence.
+        otherwise: a second way out.
 
     Raises:
         ConfigError: a package is not installed.
@@ -51,7 +57,7 @@ def require(extra: str, key: str, subject: str) -> None:
             raise ConfigError(
                 key,
                 f"{subject} needs the package {package}, which is not installed",
-                way_out=f"pip install 'oncely[{extra}]'",
+                way_out=f"pip install 'oncely[{extra}]'{otherwise}",
             )
 
 

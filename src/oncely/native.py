@@ -28,7 +28,8 @@ def absence() -> str | None:
         what = f"{getattr(module, '__version__', 'of another version')} is not used"
     return (
         f"oncely-native {what}: records are read and decoded in Python, more slowly;"
-        f" for the speed of native code install oncely-native {NEEDED} (make native)"
+        f" for the speed of native code install oncely-native {NEEDED} (make native;"
+        " from its wheel: pip install --find-links FOLDER 'oncely[native]')"
     )
 
 

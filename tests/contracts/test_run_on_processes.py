@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 import pytest
 from confluent_kafka import Producer
 
-from oncely import artifacts
+from oncely import artifacts, extras
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import WrongInput
-from oncely.pipeline import Pipeline, planning
+from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
@@ -116,12 +116,25 @@ def test_a_plan_needs_no_java(
         raise WrongInput("there is no Java")
 
     monkeypatch.setattr(artifacts, "java", no_java)
-    monkeypatch.setattr(planning, "is_installed", lambda _: False)
+    monkeypatch.setattr(extras, "is_installed", lambda one: one not in extras.PACKAGES["spark"])
     plan = pipeline_of(broker, make_topic(), on_sqlite).plan()
     assert not plan.problems
     assert not [one for one in plan.notes if "park" in one]
     assert plan.connections is not None
     assert plan.connections.tasks == 2
+
+
+@pytest.mark.parametrize("top", [{}, {"delivery": "at_least_once"}])
+def test_a_plan_names_the_extra_of_spark(
+    broker: Broker, make_topic: MakeTopic, on_sqlite: Place, monkeypatch: pytest.MonkeyPatch,
+    top: Mapping[str, object],
+) -> None:  # fmt: skip
+    """A problem, unless a worker can do without."""
+    monkeypatch.setattr(extras, "is_installed", lambda one: one not in extras.PACKAGES["spark"])
+    plan = pipeline_of(broker, make_topic(), on_sqlite, {**top, "runtime": "spark"}).plan()
+    told = "a run on Spark needs the package pyspark, which is not installed"
+    assert [one.key for one in plan.problems if told in one.message] == ["spark"] * bool(top)
+    assert [told in one for one in plan.notes].count(True) == (0 if top else 1)
 
 
 @pytest.mark.parametrize(

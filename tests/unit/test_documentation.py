@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -177,6 +178,39 @@ def test_python_compiles(page: Path) -> None:
     for block in blocks(page.read_text()):
         if block.language == "python":
             ast.parse(block.text, f"{page.name}, line {block.line}")
+
+
+@EVERY_PAGE
+def test_json_and_commands_of_a_shell_can_be_parsed(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if block.language == "json":
+            json.loads(block.text)
+        if block.language in ("bash", "console"):
+            lines = re.findall(r"(?m)^\$ (.*)$", block.text)
+            text = block.text if block.language == "bash" else "\n".join(lines)
+            done = subprocess.run(
+                ["bash", "-n"], input=text, capture_output=True, text=True, check=False
+            )
+            assert not done.stderr, f"line {block.line}: {done.stderr}"
+
+
+@EVERY_PAGE
+def test_a_prompt_is_in_a_block_of_which_the_site_copies_no_prompt(page: Path) -> None:
+    for block in blocks(page.read_text()):
+        if re.search(r"(?m)^(?:\$|>>>) ", block.text):
+            assert block.language == "console", f"line {block.line}"
+    css = (TOP / "docs" / "site.css").read_text()
+    assert "[data-md-copying] .gp, [data-md-copying] .go { display: none; }" in css
+
+
+def test_what_people_search_for_is_named() -> None:
+    page = (TOP / "docs" / "platforms.md").read_text()
+    names = [
+        "Windows", "macOS", "MySQL", "Snowflake", "BigQuery", "Redshift", "Databricks", "Redpanda",
+        "Debezium", "MSK", "Protobuf", "Iceberg", "Kubernetes", "Airflow", "Confluent Cloud",
+        "Exactly-once",
+    ]  # fmt: skip
+    assert [one for one in names if one not in page] == []
 
 
 def command_lines(page: str) -> Iterator[list[str]]:

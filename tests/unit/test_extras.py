@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from oncely import extras
 from oncely.cli.opened import opened_together
 from oncely.errors import ConfigError
 from oncely.extras import PACKAGES, is_installed
+from oncely.native import NEEDED
 from oncely.runtimes.spark import session
 from tests.conftest import repository
 from tests.extras import (
@@ -83,7 +84,7 @@ def test_a_sink_needs_its_own_extra_alone_and_the_error_names_it(extra: str) -> 
         else:
             assert error is not None
             assert re.search(r"sink\.\w+: .* needs the package \w+, which is not", error)
-            assert error.endswith(f"way out: pip install 'oncely[{other}]'")
+            assert f"way out: pip install 'oncely[{other}]'" in error
             assert "s3cret" not in error
 
 
@@ -103,6 +104,8 @@ def test_each_command_names_the_extra_before_it_asks_a_broker(tmp_path: Path) ->
     """Nothing listens at the broker's address, so whoever asks it says something else."""
     stored = {"delivery": "at_least_once", "offsets": {"store": "redis", "url": "redis://h"}}
     given = {name: {**PIPELINE, "sink": sink} for name, sink in SINKS.items()}
+    avro = {"format": "avro", "schema_registry": "http://127.0.0.1:9"}
+    given["registry"] = {**PIPELINE, "decode": avro, "sink": IN_THE_BASE[0]}
     given["redis"] = {**PIPELINE, **stored, "sink": IN_THE_BASE[0]}
     asked = []
     for name, pipeline in given.items():
@@ -119,7 +122,16 @@ def test_each_command_names_the_extra_before_it_asks_a_broker(tmp_path: Path) ->
     found = refusals(OPTIONAL, [words for _, words in asked])
     for (extra, words), error in zip(asked, found, strict=True):
         wanted = "spark" if words[0] == "run" else extra
-        assert error.endswith(f"way out: pip install 'oncely[{wanted}]'"), (words, error)
+        assert f"way out: pip install 'oncely[{wanted}]'" in error, (words, error)
+        assert ('runtime = "processes"' in error) == (wanted == "spark")
+
+
+def test_neither_files_nor_delta_bring_spark() -> None:
+    extras = pyproject()["optional-dependencies"]
+    with_spark = {name for name, needed in extras.items() if "oncely[spark]" in needed}
+    assert with_spark == {"local", "all"}
+    assert "oncely[native]" not in extras["all"], "no registry has it"
+    assert extras["native"] == [f"oncely-native=={NEEDED}"]
 
 
 def test_a_run_on_spark_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +144,11 @@ def test_a_run_on_spark_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_extras_are_those_of_the_distribution() -> None:
     project = pyproject()
     extras, of = project["optional-dependencies"], packages_distributions()
+    client = [one for one in requires("confluent-kafka") or () if "schemaregistry" in one]
+    more = {"delta": extras["files"], "registry": client}
     for extra, packages in PACKAGES.items():
         assert f"oncely[{extra}]" in extras["all"]
-        here = names(extras[extra]) | (names(extras["files"]) if extra == "delta" else set())
+        here = names([*extras[extra], *more.get(extra, [])]) - {"confluent-kafka"}
         for one in filter(is_installed, packages):
             assert here & {name.lower() for name in of[one.partition(".")[0]]}, one
         assert not here & names(project["dependencies"]), "they are optional"

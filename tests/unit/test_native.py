@@ -38,7 +38,9 @@ def test_another_version_is_not_used(
     install(monkeypatch, version)
     assert native() is None
     assert (absence() or "").startswith(f"oncely-native {named} is not used:")
-    assert f"install oncely-native {NEEDED} (make native)" in (absence() or "")
+    told = absence() or ""
+    assert f"install oncely-native {NEEDED} (make native;" in told
+    assert "--find-links FOLDER 'oncely[native]')" in told
 
 
 def test_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from oncely.cli import logs, screen
 from oncely.config import loads
 from oncely.config.base import parse_seconds
 from oncely.errors import WrongInput
-from oncely.extras import require
+from oncely.extras import WITHOUT_SPARK, require
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def opened_together(files: Sequence[Path]) -> Application:
     found = Application((_from_stdin(),)) if list(files) == [STDIN] else read(files)
     screen.hide(*(one.secrets for one in found.pipelines))
     if any(one.settings.runtime == "spark" for one in found.pipelines):
-        require("spark", "spark", "a run on Spark")
+        require("spark", "spark", "a run on Spark", WITHOUT_SPARK)
     for one, file in zip(found.pipelines, dict.fromkeys(files), strict=True):
         one.require_packages()
         importable(one, file)

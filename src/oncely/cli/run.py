@@ -169,7 +169,7 @@ def _run(
         refuse_failed(runs, unless_any_is_left=True)
 
     def work(spark: SparkSession | None) -> None:
-        def one(run: Run) -> bool:
+        def one(run: Run) -> object:
             if not run.alone:
                 _await_servers(run, stop)
                 if stop.draining:
@@ -179,10 +179,9 @@ def _run(
             own = None
             if spark is not None and run.pipeline.settings.runtime == "spark":
                 own = application.enter(spark, run.pipeline)
-            result = run.pipeline.run(
+            return run.pipeline.run(
                 until, stop=stop, listener=run.listener, spark=own, on_fenced=on_fenced
             )
-            return bool(result)
 
         each(runs, telling(one))
 

@@ -115,10 +115,10 @@ def _attempt(run: Run, work: Callable[[Run], object]) -> None:
             run.summary = run.progress.tally.summary()
 
 
-def telling(work: Callable[[Run], bool]) -> Callable[[Run], bool]:
+def telling(work: Callable[[Run], object]) -> Callable[[Run], object]:
     """The work, whose end is logged at once if other pipelines go on."""
 
-    def told(run: Run) -> bool:
+    def told(run: Run) -> object:
         if run.alone:
             return work(run)
         try:

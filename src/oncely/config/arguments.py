@@ -46,16 +46,19 @@ def _count(it: object) -> bool:
     return isinstance(it, int) and not isinstance(it, bool) and it >= 0
 
 
-def _texts(it: object) -> bool:
-    of = isinstance(it, Sequence) and not isinstance(it, str | bytes)
-    return of and all(isinstance(one, str) for one in it)  # type: ignore[attr-defined]
+def _list_of(rule: Rule, named: str) -> Rule:
+    def allows(it: Any) -> bool:
+        of = isinstance(it, Sequence) and not isinstance(it, str | bytes)
+        return of and all(map(rule.allows, it))
+
+    return Rule(allows, named)
 
 
 _CALLED = Rule(callable, "a function")
 _COUNT = Rule(_count, "a number from 0 on")
 _PATH = Rule(lambda it: isinstance(it, str | os.PathLike), "a path")
 _TEXT = Rule(lambda it: isinstance(it, str), "a text")
-_TEXTS = Rule(_texts, 'a list of texts, as in ["one"]')
+_TEXTS = _list_of(_TEXT, 'a list of texts, as in ["one"]')
 _YES = one_of(True, False)
 _RULES: Mapping[str, Rule] = {
     "until": one_of("latest"),
@@ -91,18 +94,8 @@ _RULES: Mapping[str, Rule] = {
     ),
     "before": _made("datetime"),
     "download": _YES,
-    "logs": Rule(
-        lambda it: (
-            isinstance(it, Sequence)
-            and not isinstance(it, str)
-            and all(_PATH.allows(one) for one in it)
-        ),
-        "a list of paths",
-    ),
-    "found": Rule(
-        lambda it: isinstance(it, Sequence) and all(_made("Finding").allows(one) for one in it),
-        "a list of the findings of an audit",
-    ),
+    "logs": _list_of(_PATH, "a list of paths"),
+    "found": _list_of(_made("Finding"), "a list of the findings of an audit"),
 }
 """By name: an argument has the same meaning in all functions. None is allowed where it is the
 default."""

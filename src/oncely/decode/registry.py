@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from oncely.decode.avro_schema import DEEPEST, Definition
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
+from oncely.extras import require
 from oncely.per_process import PerProcess
 from oncely.secrets import Secrets
 
@@ -168,6 +169,7 @@ class Registry:
             ) from None
 
     def _ask(self, question: Callable[[], _T], what: str) -> _T:
+        require("registry", self.key, "a schema registry")
         from confluent_kafka.schema_registry import SchemaRegistryError
 
         try:

@@ -235,7 +235,7 @@ class Parts:
             ) from None
 
     def require_packages(self) -> None:
-        """Refuse a sink or a store whose packages are not installed; asks no server.
+        """Refuse a sink, a store or a registry whose packages are not installed; asks no server.
 
         Raises:
             ConfigError: names the extra to install.
@@ -246,6 +246,9 @@ class Parts:
             require("sql", "sink.url", "PostgreSQL")
         elif sink.kind in ("files", "delta"):
             require(sink.kind, "sink.kind", sink.kind)
+        for key, one in {"": self.settings.decode, "key.": self.settings.decode.key}.items():
+            if getattr(one, "schema_registry", None):
+                require("registry", f"decode.{key}schema_registry", "a schema registry")
         self.store  # noqa: B018 - made here for the first time, and not connected
 
     @cached_property

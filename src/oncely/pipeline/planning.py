@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from oncely import artifacts, native
 from oncely.config.secrecy import unprotected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
-from oncely.extras import is_installed
+from oncely.extras import WITHOUT_SPARK, require
 from oncely.ledgers.same_source import same_topics
 from oncely.pipeline.destination import (
     LOST_WAY_OUT,
@@ -289,18 +290,18 @@ class _Planner:
     # -- code ------------------------------------------------------------------------------
 
     def _requirements_of_spark(self) -> None:
-        needed = [] if is_installed("pyspark") else ["pip install 'oncely[spark]'"]
-        with self.inspection.about("spark"):
-            try:
-                artifacts.java()
-            except WrongInput as error:
-                if not _fits_a_worker(self.pipeline):
-                    raise
-                needed.append(error.message)
-        self.inspection.notes += [
-            f'for `oncely run`, unless runtime is "processes", but not for `oncely work`: {one}'
-            for one in needed
-        ]
+        packages = partial(require, "spark", "spark", "a run on Spark", WITHOUT_SPARK)
+        for check in (packages, artifacts.java):
+            with self.inspection.about("spark"):
+                try:
+                    check()
+                except WrongInput as error:
+                    if not _fits_a_worker(self.pipeline):
+                        raise
+                    self.inspection.notes.append(
+                        'for `oncely run`, unless runtime is "processes", but not for'
+                        f" `oncely work`: {error.message}"
+                    )
 
     def _spark_is_in_question(self) -> bool:
         conf = self.settings.spark.spark_conf()

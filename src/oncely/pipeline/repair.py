@@ -139,7 +139,7 @@ def repair(
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
-    found = [replace(one, detail="") for one in found]  # what is repaired twice is counted once
+    found = [replace(one, detail="") for one in found]  # of a place, not of a text
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, FilesRewrites):
             return repair_together(work, found, max_removed)

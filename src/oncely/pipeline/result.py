@@ -53,6 +53,6 @@ class Counts:
 
     def result(self, *, complete: bool) -> RunResult:
         """The result of the run, which has ended."""
+        counts = self.records, self.rows, self.rejects, self.filtered
         seconds = time.monotonic() - self.began
-        ended: Literal["complete", "stopped"] = "complete" if complete else "stopped"
-        return RunResult(ended, self.records, self.rows, self.rejects, self.filtered, seconds)
+        return RunResult("complete" if complete else "stopped", *counts, seconds)

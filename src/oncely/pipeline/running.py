@@ -20,7 +20,7 @@ from oncely.clients.http_server import Page, Server
 from oncely.clients.kafka.client import at_start
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
-from oncely.extras import require
+from oncely.extras import WITHOUT_SPARK, require
 from oncely.pipeline.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.result import Counts, RunResult
@@ -245,7 +245,7 @@ def preflight(pipeline: Parts) -> None:
     Raises the errors of :meth:`oncely.pipeline.Pipeline.preflight`.
     """
     if pipeline.settings.runtime == "spark":
-        require("spark", "spark", "a run on Spark")
+        require("spark", "spark", "a run on Spark", WITHOUT_SPARK)
     else:
         prepare()
     key = pipeline.settings.filter.waits

@@ -1,7 +1,7 @@
 """A database session that kills its own process at the n-th call, before or after it.
 
-``KillAt(n).of(pipeline)`` has such sessions. Calls are counted over all sessions of the process,
-after :attr:`KillAt.armed_by` has occurred in enough statements.
+``pipeline.replaced(connect=KillAt(n))`` has such sessions. Calls are counted over all sessions of
+the process after :attr:`KillAt.armed_by` has occurred in enough statements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from oncely.clients.sql.connection import Connection, Dialect, connect
-from oncely.pipeline import Pipeline
 from oncely.testing.processes import kill_self
 
 LEND, FUNCTION, GIVE_BACK = "LEND", "a statement of the function", "GIVE BACK"
@@ -49,10 +48,6 @@ class KillAt:
     def __call__(self, dialect: Dialect, application: str) -> Any:
         """Open a session that counts."""
         return _Killing(connect(dialect, application), self)
-
-    def of(self, pipeline: Pipeline) -> Pipeline:
-        """The pipeline, with these sessions."""
-        return pipeline.replaced(connect=self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"call": -1, "counter": Counter()}  # only in the driver

@@ -28,7 +28,7 @@ def main(file: Path) -> int:
     for number, work in enumerate(order["works"]):
         app.relocate(order["brokers"], work["url"], work["group"])
         killing = KillAt(work["call"], work["after"], armed_by=LEND)
-        killing.of(app.pipeline).work("latest")
+        app.pipeline.replaced(connect=killing).work("latest")
         close_all()
         file.with_suffix(f".{number}").write_text(json.dumps(killing.counter.seen))
     return 0
