@@ -195,10 +195,14 @@ def test_json_and_commands_of_a_shell_can_be_parsed(page: Path) -> None:
 
 
 @EVERY_PAGE
-def test_a_prompt_is_in_a_block_of_which_the_site_copies_no_prompt(page: Path) -> None:
+def test_a_prompt_is_in_a_block_of_a_console(page: Path) -> None:
     for block in blocks(page.read_text()):
         if re.search(r"(?m)^(?:\$|>>>) ", block.text):
             assert block.language == "console", f"line {block.line}"
+
+
+def test_the_button_of_the_site_copies_no_prompt() -> None:
+    """Seen in a browser: it copies what is shown while the block has this attribute."""
     css = (TOP / "docs" / "site.css").read_text()
     assert "[data-md-copying] .gp, [data-md-copying] .go { display: none; }" in css
 
