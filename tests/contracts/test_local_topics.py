@@ -182,7 +182,7 @@ def test_produce_ends_by_ctrl_c(broker: Broker, topic: str) -> None:
         await_that(lambda: oncely("consume", topic).stdout, "a record while the input is open", 180)
         writer.send_signal(signal.SIGINT)
         _, err = writer.communicate(timeout=30)
-    assert (writer.returncode, err.decode()) == (0, f"1 records written to {topic}\n")
+    assert (writer.returncode, err.decode()) == (0, f"1 record written to {topic}\n")
 
 
 def test_addresses_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,11 @@ def by_a_log(as_json: bool) -> None:
         logging.getLogger().handlers[:] = before
 
 
+def test_lines_of_a_text_are_one_line_of_a_table(said: io.StringIO) -> None:
+    show([("what", LEFT)], [("connection lost:\n\tis the server up? \x07",)])
+    assert "connection lost: is the server up? \\x07" in said.getvalue()
+
+
 @pytest.mark.parametrize(
     "tell",
     [
