@@ -8,6 +8,11 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def counted(**numbers: int) -> str:
+    """``2 records, 1 row``, in the order of the arguments, which are nouns."""
+    return ", ".join(plural(number, noun) for noun, number in numbers.items())
+
+
 def duration(seconds: float) -> str:
     """A time in a readable form."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):

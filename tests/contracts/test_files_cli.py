@@ -49,7 +49,7 @@ def test_list(own: Lake) -> None:
     assert text.splitlines()[-1].startswith("4 files, 7 rows, ")
     assert all(path in text for path in own.paths())
     nobody = oncely("list", "--where", "user").stdout
-    assert nobody.splitlines()[-1].startswith("1 of 4 files, 1 rows")
+    assert nobody.splitlines()[-1].startswith("1 of 4 files, 1 row,")
 
 
 def test_read(own: Lake) -> None:
@@ -104,7 +104,7 @@ def test_compact_then_vacuum(own: Lake) -> None:
     found = as_json("vacuum")
     assert (found["removed"], found["for_readers"], found["live"]) == (1, 2, 3)
     done = oncely("vacuum")
-    assert "0 files (0 bytes) removed; 3 files are part of the table" in done.stdout
+    assert "removed: 0 files, 0 bytes; part of the table: 3 files" in done.stdout
     assert "uploads" not in done.output
     assert orphan.path not in own.paths()
 

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from oncely.testing.servers.kafka import Broker
 @pytest.fixture
 def topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> str:
     """A name; the broker of the tests is the local one."""
-    monkeypatch.setattr(local_topics, "local_brokers", lambda: broker.bootstrap)
+    monkeypatch.setattr(local_topics, "local_brokers", lambda _: broker.bootstrap)
     return f"lines-{uuid.uuid4().hex[:12]}"
 
 
@@ -131,7 +132,7 @@ def test_uncommitted_records_are_not_printed(broker: Broker, topic: str) -> None
 
 
 def test_another_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_topics, "local_brokers", lambda: "127.0.0.1:1")
+    monkeypatch.setattr(local_topics, "local_brokers", lambda _: "127.0.0.1:1")
     there = ("--brokers", broker.bootstrap)
     missing = oncely("produce", topic, *there, given="a").exception
     assert isinstance(missing, WrongInput)
@@ -182,12 +183,14 @@ def test_produce_ends_by_ctrl_c(broker: Broker, topic: str) -> None:
         await_that(lambda: oncely("consume", topic).stdout, "a record while the input is open", 180)
         writer.send_signal(signal.SIGINT)
         _, err = writer.communicate(timeout=30)
-    assert (writer.returncode, err.decode()) == (0, f"1 records written to {topic}\n")
+    assert (writer.returncode, err.decode()) == (0, f"1 record written to {topic}\n")
 
 
 def test_addresses_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     running = LocalServers("127.0.0.1:9", "postgresql://u:a'b$(c) d@127.0.0.1:1/p")
-    servers = type("Servers", (), {"up": staticmethod(lambda: running), "status": lambda: None})
+    servers = SimpleNamespace(
+        up=lambda _: running, status=lambda _: None, home_directory=lambda _: "here"
+    )
     monkeypatch.setattr(local, "_servers", lambda: servers)
     monkeypatch.setattr(local.artifacts, "resolve", lambda _: [])
     done = oncely("up", "--export")
@@ -197,4 +200,4 @@ def test_addresses_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shell.stdout.splitlines() == [running.brokers, running.postgres]
     assert isinstance(oncely("up", "--export", "--json").exception, WrongInput)
     with pytest.raises(WrongInput, match="oncely local up"):
-        local.brokers()
+        local.brokers(None)

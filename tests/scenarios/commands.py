@@ -117,7 +117,7 @@ def _as_in_a_new_process(words: list[str], env: Mapping[str, str]) -> Iterator[N
         mock.patch.object(threading, "excepthook"),
         mock.patch.object(socketserver.BaseServer, "handle_error"),
         mock.patch.object(screen, "_secrets"),
-        mock.patch.dict(options.log, {"debug": False, "as_json": False, "level": None}),
+        mock.patch.dict(options.log, {"debug": False, "log_format": "text", "log_level": None}),
         mock.patch.object(session, "_ours", session._Ours()),
         mock.patch.object(root, "handlers", list(root.handlers)),
     ):

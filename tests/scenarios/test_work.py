@@ -41,7 +41,7 @@ def test_until_latest_all_records_are_committed_once(world: World, protocol: str
     produce(world.brokers, world.topic, [(0, None, b"{broken")])
     file = world.file(worker={"protocol": protocol}, sink={"max_rejects": 1})
     done = oncely("work", file, "--until", "latest", *world.logged)
-    assert done.stderr.splitlines()[-1].startswith("1,001 records: 1,000 rows, 1 rejects in ")
+    assert done.stderr.splitlines()[-1].startswith("1,001 records: 1,000 rows, 1 reject in ")
     assert_exactly_once(world, rejects=1)
     assert_steps(world)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from oncely.audit.report import KINDS, Finding, Report, Undecided
 from oncely.cli import screen
 from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.wording import plural
 
 _STYLES = {"clean": "bold green", "damaged": "bold red", "unknown": "bold yellow"}
 _PROOFS = {
@@ -45,8 +46,8 @@ def show_report(report: Report) -> None:
 
 def _summary(report: Report) -> str:
     counts = ", ".join(f"{report.found[kind]:,} {kind}" for kind in KINDS if report.found.get(kind))
-    whole = f"{report.accounted:,} of {report.records:,} records accounted for"
-    holes = f", {report.holes:,} holes" if report.holes else ""
+    whole = f"{report.accounted:,} of {plural(report.records, 'record')} accounted for"
+    holes = f", {plural(report.holes, 'hole')}" if report.holes else ""
     return f"{report.pipeline}: {counts + '; ' if counts else ''}{whole}{holes}"
 
 

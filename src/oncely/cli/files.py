@@ -20,6 +20,7 @@ from oncely.files.table import Allowed, addresses, listing, rows, table_of
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.reject_summary import json_escaped
+from oncely.wording import counted, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,7 +38,8 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
     for one in found.files:
         screen.out.print(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}")
     of = "" if len(found.files) == found.total else f" of {found.total:,}"
-    screen.out.print(f"{len(found.files):,}{of} files, {found.rows:,} rows, {found.bytes:,} bytes")
+    many = f"{len(found.files):,}{of} files" if of else plural(found.total, "file")
+    screen.out.print(f"{many}, {counted(row=found.rows, byte=found.bytes)}")
 
 
 def list_paths(file: Path, where: Sequence[str], *, plain: bool) -> None:
@@ -69,7 +71,7 @@ def read_files(
         if as_json:
             screen.show_json({"rows": count, "out": str(out)})
         else:
-            screen.out.print(f"{count:,} rows in {out}")
+            screen.out.print(f"{plural(count, 'row')} in {out}")
         return
     # Rows are the user's data: values in them are not redacted.
     encode = msgspec.json.Encoder().encode
@@ -96,17 +98,15 @@ def verify_files(file: Path, as_json: bool) -> int:
     else:
         for problem in found.problems[:_MOST]:
             screen.out.print(f"{problem.path}: {problem.text}")
-        many = f"{len(found.problems):,} problems" if found.problems else "no problems"
+        many = plural(len(found.problems), "problem") if found.problems else "no problems"
+        screen.out.print(f"{counted(file=found.files, row=found.rows, byte=found.bytes)}: {many}")
         screen.out.print(
-            f"{found.files:,} files, {found.rows:,} rows, {found.bytes:,} bytes: {many}"
-        )
-        screen.out.print(
-            f"{found.unnamed:,} files ({found.unnamed_bytes:,} bytes) are not in the manifest;"
+            f"not in the manifest: {counted(file=found.unnamed, byte=found.unnamed_bytes)};"
             " no reader reads them"
         )
         if found.other_levels:
             screen.note(
-                f"{found.other_levels:,} files were partitioned by other columns than now; their"
+                f"of other partition columns than now: {plural(found.other_levels, 'file')}, whose"
                 " rows were not compared with their directories"
             )
     return 1 if found.problems else 0
@@ -121,21 +121,21 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         return
     became = "would become" if dry_run else "became"
     screen.out.print(
-        f"{done.inputs:,} files with {done.rows:,} rows {became} {done.outputs:,};"
+        f"{plural(done.inputs, 'file')} with {plural(done.rows, 'row')} {became} {done.outputs:,};"
         f" the table has {done.files:,}"
     )
     if dry_run:
         screen.out.print("a dry run: nothing was written. Omit --dry-run to execute it")
         return
     if done.inputs:
-        screen.out.print(f"{done.bytes_before:,} bytes before, {done.bytes_after:,} after")
+        screen.out.print(f"{plural(done.bytes_before, 'byte')} before, {done.bytes_after:,} after")
     if done.kept:
         screen.note(
-            f"{done.kept:,} files were kept: a whole number in them does not fit the present "
+            f"kept: {plural(done.kept, 'file')} in which a whole number does not fit the present "
             "type of its column"
         )
     if done.dropped:
-        screen.note(f"{done.dropped:,} files were skipped: another compaction was faster")
+        screen.note(f"{plural(done.dropped, 'file')} skipped: another compaction was faster")
 
 
 def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
@@ -148,8 +148,8 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         screen.out.print(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}")
     would = "would be " if dry_run else ""
     screen.out.print(
-        f"{len(done.orphans):,} files ({done.bytes:,} bytes) {would}removed;"
-        f" {done.live:,} files are part of the table"
+        f"{would}removed: {counted(file=len(done.orphans), byte=done.bytes)};"
+        f" part of the table: {plural(done.live, 'file')}"
     )
     kept = [
         (done.young, "may still be published"),

@@ -102,18 +102,18 @@ class _Screen(logging.Handler):
             self.handleError(record)
 
 
-def configure(*, debug: bool, as_json: bool = False, level: str | None = None) -> None:
+def configure(*, debug: bool, log_format: str = "text", log_level: str | None = None) -> None:
     """Send log entries to stderr: from INFO on for Oncely, from WARNING on for others.
 
-    ``debug`` sends Oncely's from DEBUG on, ``level`` all from a level on, but DEBUG and INFO only
-    those of Oncely.
+    ``debug`` sends Oncely's from DEBUG on, ``log_level`` all from a level on, but DEBUG and INFO
+    only those of Oncely.
 
     Until `named` is called, the entries name no pipeline: a command begins here, and a process of
     tests runs several.
     """
     named("")
     handler = _Screen()
-    if as_json:
+    if log_format == "json":
         handler.setFormatter(_Json())
     elif screen.err.is_terminal:
         handler.setFormatter(_Lines("%(asctime)s%(among)s %(message)s", "%H:%M:%S"))
@@ -125,7 +125,7 @@ def configure(*, debug: bool, as_json: bool = False, level: str | None = None) -
     _tame_threads(debug=debug)
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    least: int = getattr(logging, level.upper() if level else "DEBUG" if debug else "INFO")
+    least: int = getattr(logging, (log_level or ("debug" if debug else "info")).upper())
     root.setLevel(max(least, logging.WARNING))
     logging.getLogger("oncely").setLevel(least)
     for name, quiet in _QUIET.items():

@@ -15,28 +15,17 @@ import typer
 from oncely.cli import logs
 from oncely.errors import ConfigError
 
-log: dict[str, Any] = {"debug": False, "as_json": False, "level": None}
+log: dict[str, Any] = {"debug": False, "log_format": "text", "log_level": None}
 """The arguments of :func:`oncely.cli.logs.configure`: callbacks are called in any order."""
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _logs(name: str, value: Any) -> None:
-    log[name] = value
+def _logs(parameter: typer.CallbackParam, value: Any) -> Any:
+    log[str(parameter.name)] = value
     logs.configure(**log)
-
-
-def _debug(value: bool) -> None:
-    _logs("debug", value)
-
-
-def _log_level(value: LogLevel | None) -> None:
-    _logs("level", value)
-
-
-def _log_format(value: LogFormat) -> None:
-    _logs("as_json", value == "json")
+    return value
 
 
 def option(metavar: str, told: str) -> typer.models.OptionInfo:
@@ -57,11 +46,11 @@ File = Annotated[
 ]
 Debug = Annotated[
     bool,
-    typer.Option("--debug", callback=_debug, help="Log every step; show tracebacks."),
+    typer.Option("--debug", callback=_logs, help="Log every step; show tracebacks."),
 ]
 Level = Annotated[
     LogLevel | None,
-    typer.Option("--log-level", callback=_log_level, help="Log from this level on; info."),
+    typer.Option("--log-level", callback=_logs, help="Log from this level on; info."),
 ]
 AsJson = Annotated[bool, flag("--json", "Print JSON for programs.")]
 AllowHost = Annotated[
@@ -112,9 +101,7 @@ class Serving:
     allow_host: AllowHost = None
     log_format: Annotated[
         LogFormat,
-        typer.Option(
-            callback=_log_format, help="json: one object a line on stderr (docs/metrics.md)."
-        ),
+        typer.Option(callback=_logs, help="json: one object a line on stderr (docs/metrics.md)."),
     ] = "text"
 
 

@@ -24,6 +24,7 @@ from oncely.errors import OncelyError
 from oncely.pipeline.result import Counts
 from oncely.reject_summary import printable
 from oncely.threads import Thread, repeat
+from oncely.wording import counted, plural
 
 log = logging.getLogger("oncely.run")
 _LOOK_AT_ENDS = 2.0
@@ -58,7 +59,7 @@ class Tally(Counts):
         """One sentence for the end of a run."""
         seconds = time.monotonic() - self.began
         return (
-            f"{self.records:,} records: {self.rows:,} rows, {self.rejects:,} rejects"
+            f"{plural(self.records, 'record')}: {counted(row=self.rows, reject=self.rejects)}"
             f" in {seconds:,.1f} s"
         )
 
@@ -69,7 +70,8 @@ def sentence(event: events.Logged) -> tuple[int, str]:
         case events.PipelineOpened():
             how = "first start" if event.first_start else "going on"
             return logging.INFO, (
-                f"{event.pipeline}: epoch {event.epoch}, {how} in {len(event.positions)} partitions"
+                f"{event.pipeline}: epoch {event.epoch},"
+                f" {how} in {plural(len(event.positions), 'partition')}"
             )
         case events.BatchPlanned():
             ranges = ", ".join(f"{tp} {range_}" for tp, range_ in event.ranges.items())
@@ -77,13 +79,14 @@ def sentence(event: events.Logged) -> tuple[int, str]:
         case events.RangeCommitted():
             replayed = " (had taken effect before)" if event.replayed else ""
             return logging.DEBUG, (
-                f"{event.partition} {event.range} committed: {event.records:,} records,"
-                f" {event.rows:,} rows, {event.rejects:,} rejects{replayed}"
+                f"{event.partition} {event.range} committed: "
+                f"{counted(record=event.records, row=event.rows, reject=event.rejects)}{replayed}"
             )
         case events.BatchCommitted():
             return logging.INFO, (
-                f"batch {event.batch_id} committed: {event.records:,} records,"
-                f" {event.rows:,} rows, {event.rejects:,} rejects in {event.seconds:.2f} s"
+                f"batch {event.batch_id} committed: "
+                f"{counted(record=event.records, row=event.rows, reject=event.rejects)}"
+                f" in {event.seconds:.2f} s"
             )
         case events.PartitionAdded():
             return logging.INFO, f"{event.partition} is new, read from {event.position}"
@@ -127,7 +130,8 @@ def _of_the_run(
         case events.PositionsReset():
             return logging.INFO, f"reset with epoch {event.epoch}"
         case events.RecordsRewritten():
-            return logging.INFO, f"{event.kind}: {event.rows:,} rows, {event.rejects:,} rejects"
+            done = counted(row=event.rows, reject=event.rejects)
+            return logging.INFO, f"{event.kind}: {done}"
         case events.RunClosed():
             return logging.DEBUG, f"ended{': ' if event.error else ''}{event.error}"
         case events.PartitionsChanged():
@@ -299,7 +303,8 @@ class LiveLine:
             self.tally.count(event)
             match event:
                 case events.BatchCommitted():
-                    self._doing = f"last batch {event.records:,} records in {event.seconds:.1f} s"
+                    records = plural(event.records, "record")
+                    self._doing = f"last batch {records} in {event.seconds:.1f} s"
                 case events.RunClosed():
                     self._doing = f"failed: {event.error}" if event.error else "ended"
                 case events.Draining():
@@ -316,9 +321,9 @@ class LiveLine:
         with self._lock:
             tally, doing = self.tally, self._doing
             lag = self._ends.lag(tally.positions)
-        parts = [(self._name, "bold"), (f"{tally.rows:,} rows", "green")]
+        parts = [(self._name, "bold"), (plural(tally.rows, "row"), "green")]
         if tally.rejects:
-            parts.append((f"{tally.rejects:,} rejects", "yellow"))
+            parts.append((plural(tally.rejects, "reject"), "yellow"))
         if lag is not None:
             parts.append((f"lag {lag:,}", "cyan" if lag else "green"))
         parts.append((doing, "dim"))

@@ -13,6 +13,7 @@ from oncely.cli.tables import LEFT, REST, RIGHT, short, show
 from oncely.pipeline.rejects import Reason, RejectFilter, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session
+from oncely.wording import plural
 
 
 def list_rejects(
@@ -45,7 +46,7 @@ def list_rejects(
     total = f"{found.total:,} {'discarded ' if discarded else ''}rejects"
     screen.out.print(total + (f", {more:,} more than shown" if more else ""))
     if found.scanned:
-        screen.note(f"reasons and filters are those of the first {found.scanned:,} rejects")
+        screen.note(f"reasons and filters are those of the first {plural(found.scanned, 'reject')}")
 
 
 def _reasons(found: Iterable[Reason]) -> None:
@@ -75,7 +76,7 @@ def discard_rejects(file: Path, which: RejectFilter, *, execute: bool, as_json: 
         return
     if done.reasons:
         _reasons(done.reasons)
-    screen.out.print(f"{done.total:,} rejects {'were' if execute else 'would be'} discarded")
+    screen.out.print(f"{plural(done.total, 'reject')} {'' if execute else 'would be '}discarded")
     if done.total and not execute:
         screen.note("this is a dry run; --yes removes key, value and headers for good")
 

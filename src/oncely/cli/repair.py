@@ -20,6 +20,7 @@ from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import Impossible, Repaired
 from oncely.sources.start import parse_moment
+from oncely.wording import counted, plural
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
 _FOREVER = 1 << 62
@@ -205,8 +206,8 @@ def _show(done: Repaired, after: Report | None) -> None:
     if after is not None:
         counts = done.done.counts
         screen.out.print(
-            f"{done.done.removed_rows:,} rows and {done.done.removed_rejects:,} rejects removed;"
-            f" {counts.rows:,} rows and {counts.rejects:,} rejects written\n"
+            f"removed: {counted(row=done.done.removed_rows, reject=done.done.removed_rejects)};"
+            f" written: {counted(row=counts.rows, reject=counts.rejects)}\n"
         )
         show_report(after)
     elif done.offsets or done.ranges:
@@ -224,7 +225,7 @@ def _show_plan(done: Repaired) -> None:
             ((*tp, one.start, one.end) for tp, one in sorted(done.ranges.items())),
         )
     if done.files:
-        screen.out.print(f"{done.files:,} files are replaced or removed")
+        screen.out.print(f"replaced or removed: {plural(done.files, 'file')}")
 
 
 def _show_impossible(done: Repaired) -> None:
@@ -237,6 +238,6 @@ def _show_impossible(done: Repaired) -> None:
             for one in done.impossible[:_SHOWN]
         ),
     )
-    screen.out.print(f"\n{len(done.impossible):,} findings can't be repaired")
+    screen.out.print(f"\n{plural(len(done.impossible), 'finding')} can't be repaired")
     for reason, number in Counter(one.reason for one in done.impossible).most_common():
         screen.out.print(f"  {number:,}: {reason}")

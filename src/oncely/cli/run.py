@@ -236,7 +236,7 @@ def _on_spark(
 def progress_of(pipeline: Pipeline, lines: LiveLines | None = None) -> Progress:
     """The output of a run: a live line (one of ``lines``) on a terminal, else log lines."""
     watching = replace(pipeline.source)  # clients are not shared between threads
-    if options.log["as_json"]:
+    if options.log["log_format"] == "json":
         return LogLines(watching.stable_end)
     if not screen.err.is_terminal:
         return LogLines()

@@ -17,6 +17,7 @@ from oncely.errors import WrongInput
 from oncely.files.schema_reset import SchemaReset, reset_schema
 from oncely.files.table import Table, table_of
 from oncely.lake.records import Scope
+from oncely.wording import plural
 
 
 def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
@@ -50,7 +51,7 @@ def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: boo
         return
     show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], _changes(done))
     screen.out.print(
-        f"\nthe scope has {done.files:,} files; columns with values in these rows are kept"
+        f"\nthe scope has {plural(done.files, 'file')}; columns with values in these rows are kept"
     )
     if done.epoch is None:
         screen.out.print("a dry run: nothing was written. Add --execute to execute it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -57,7 +58,7 @@ def _too_wide(columns: Sequence[tuple[str, str]], lines: Sequence[Sequence[Text]
 
 
 def cell(value: object) -> Text:
-    """A value as text; a missing value is a dash."""
+    """A value as text on one line; a missing value is a dash."""
     match value:
         case Text():
             return value
@@ -68,7 +69,7 @@ def cell(value: object) -> Text:
         case int():
             return Text(f"{value:,}")
         case _:
-            return Text(printable(screen.redact(str(value))))
+            return Text(printable(re.sub(r"\s*\n\s*", " ", screen.redact(str(value)))))
 
 
 def short(text: str) -> str:

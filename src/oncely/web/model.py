@@ -49,8 +49,8 @@ class Problem(NamedTuple):
 
     @classmethod
     def of(cls, error: OncelyError) -> Problem:
-        """The problem of an error."""
-        return cls(" ".join([error.message, *error.details]), error.way_out)
+        """The problem of an error, on one line."""
+        return cls(" ".join(" ".join([error.message, *error.details]).split()), error.way_out)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def test_what_psycopg_says_of_a_copy_whose_session_has_ended_is_for_who_debugs(
 def test_the_level(
     capsys: pytest.CaptureFixture[str], level: str | None, debug: bool, said: str
 ) -> None:
-    logs.configure(debug=debug, level=level)
+    logs.configure(debug=debug, log_level=level)
     for name in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger("oncely.x"), name)(name)
     logging.getLogger("somebody").info("never")
@@ -80,7 +80,7 @@ def test_what_py4j_says_through_the_root_logger_is_for_who_debugs(
 def test_a_line_of_json_names_the_pipeline_and_hides_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    logs.configure(debug=False, as_json=True)
+    logs.configure(debug=False, log_format="json")
     screen.hide(Secrets.of(["s3cret!"]))
     logs.named("orders")
     mine = logging.getLogger("oncely.run")

@@ -138,12 +138,17 @@ HOSTILE = "a\x1b[2J\x9b31m\u202e\r\u2028\x85\n\nFORGED\x07\nFORGED"
 def by_a_log(as_json: bool) -> None:
     before = logging.getLogger().handlers[:]
     try:
-        logs.configure(debug=False, as_json=as_json)
+        logs.configure(debug=False, log_format="json" if as_json else "text")
         raise ValueError(HOSTILE)
     except ValueError as error:
         logging.getLogger("oncely.x").error("%s", error, exc_info=True)
     finally:
         logging.getLogger().handlers[:] = before
+
+
+def test_lines_of_a_text_are_one_line_of_a_table(said: io.StringIO) -> None:
+    show([("what", LEFT)], [("connection lost:\n\tis the server up? \x07",)])
+    assert "connection lost: is the server up? \\x07" in said.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -84,6 +85,18 @@ def test_it_scrolls_and_q_ends_it(tmp_path: Path) -> None:
         finally:
             process.kill()
             os.close(ours)
+
+
+def test_an_error_of_several_lines_is_on_one(tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text(
+        'name = "p"\n[source]\nbrokers = 3\n[decode]\nformat = "x"\n[sink]\nkind = "sql"\n'
+    )
+    with screen.out.capture() as told:
+        assert top([tmp_path], 1.0, once=True) == 3
+    said = " ".join(told.get().split())
+    assert re.search(r"\d problems source.brokers: found 3; allowed: a text source\.topics", said)
+    (read,) = web.opened_subjects([tmp_path])
+    assert "\n" not in overview(read).verdict.sentence
 
 
 def test_into_a_pipe_it_is_printed_once(tmp_path: Path) -> None:
