@@ -18,8 +18,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from oncely.clients.sql.connection import TableName
-from oncely.clients.sql.dialects import dialect_for
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import commit
@@ -28,6 +26,8 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
+from oncely.stores.sql.connection import TableName
+from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.servers.postgres import Postgres
 
 ROWS = 10

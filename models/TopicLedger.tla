@@ -4,7 +4,7 @@
 (* transaction.  A position is kept twice, in the ledger topic and as a    *)
 (* group offset, both written by that transaction.                         *)
 (*                                                                         *)
-(* Code: ledgers/topic/takeover.py (open, reset), compare_and_set.py,      *)
+(* Code: stores/topic/takeover.py (open, reset), compare_and_set.py,      *)
 (* sink.py (commit by a task), publishing.py (commit by the driver),       *)
 (* replay.py, rewrite.py (repair), ledger.py (partitions found while       *)
 (* running).  Decisions: 0010, 0012, 0013, 0019, 0021, 0040, 0043, 0047.   *)

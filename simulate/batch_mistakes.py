@@ -11,16 +11,16 @@ from unittest import mock
 
 import pyarrow as pa
 
-from oncely.clients.kafka.reader import Reader
 from oncely.commit.run import OpenRun
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.reader import Reader
+from oncely.kafka.source import KafkaSource, Look
 from oncely.runtimes.batches import commit
 from oncely.runtimes.batches.commit import PartitionCommit, Reading
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.takeover import SameLog, Takeovers
-from oncely.sources.kafka import KafkaSource, Look
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared
 from simulate.store import Store

@@ -13,13 +13,13 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka import reader
 from oncely.commit import path
 from oncely.core import events
 from oncely.core.claim import Positions
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
+from oncely.kafka import reader
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.batches import commit, plan, run
 from oncely.runtimes.batches.commit import PartitionCommit

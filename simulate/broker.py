@@ -11,7 +11,7 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
-from oncely.sources.kafka import Watermarks
+from oncely.kafka.source import Watermarks
 from simulate.schedule import Schedule, Violation
 
 NAME = "records"

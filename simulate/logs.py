@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
-from oncely.sources.kafka import KafkaSource, Look, Watermarks
+from oncely.kafka.source import KafkaSource, Look, Watermarks
 from simulate.broker import NAME, Message, Topic
 from simulate.schedule import Schedule, step
 

@@ -11,12 +11,12 @@ from unittest import mock
 
 import confluent_kafka as ck
 
-from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer
 from oncely.core import events, lanes
 from oncely.core.claim import Claim, Fence, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kafka import group as group_consumer
+from oncely.kafka.group import GroupConsumer
 from oncely.runtimes.worker.assignment import Assignment, Stage
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun

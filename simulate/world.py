@@ -12,8 +12,6 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Protocols
 from oncely.commit import path
 from oncely.commit.path import ByKey
 from oncely.core import events
@@ -21,6 +19,8 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
+from oncely.kafka import group as group_consumer
+from oncely.kafka.group import GroupConsumer, Membership, Protocols
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.worker.assignment import Limits, Work

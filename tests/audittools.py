@@ -18,15 +18,15 @@ from typing import Any, Generic, TypeVar
 from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
-from oncely.clients.sql.connection import close_all
 from oncely.commit.path import pass_over
 from oncely.config import parse
 from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline import Pipeline
 from oncely.sinks.sql.sink import SqlSink
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.sql.connection import close_all
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back, messages
 from tests.scenarios.world import produce, toml

@@ -22,9 +22,9 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely import artifacts
-from oncely.clients.sql.connection import close_all
-from oncely.ledgers.stores.base import OffsetStore
 from oncely.runtimes.spark import session
+from oncely.stores.offsets.base import OffsetStore
+from oncely.stores.sql.connection import close_all
 from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.run import Interval, OpenRun
 from oncely.core.claim import Fence, Opened, Takeover
 from oncely.core.ranges import TopicPartition
-from oncely.ledgers.stores.base import OffsetStore
-from oncely.ledgers.stores.ledger import StoreLedger
+from oncely.stores.offsets.base import OffsetStore, StoreLedger
+from oncely.stores.sql.connection import close_all
 from oncely.testing.servers.kafka import Broker
 from tests.deltatools import Committing, make_place
 from tests.kafkatools import SHARED_LEDGER, make_topics

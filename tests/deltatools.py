@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.store import Connect, Store
-from oncely.clients.files.store import connect as connect_files
 from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import storable
+from oncely.kinds.delta.log import DeltaConnect, connect
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat
+from oncely.stores.objects.store import Connect, Store
+from oncely.stores.objects.store import connect as connect_files
 from tests.sinktools import SCHEMA
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.files.store import Connect, Store, connect
-from oncely.clients.kafka.client import make
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import publish
 from oncely.core.batch import Batch, Chunk, Reject, Staged
@@ -20,10 +18,12 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.files.table import Table
+from oncely.kafka.client import make
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
-from oncely.ledgers.topic.cluster import PipelineTopics
 from oncely.sinks.files.sink import FilesSink, Topics
+from oncely.stores.objects.store import Connect, Store, connect
+from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import ensure_once
 from tests.scenarios.files_world import FilesWorld

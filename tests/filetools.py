@@ -13,9 +13,9 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.clients.files.s3_options import S3Options
-from oncely.clients.files.store import Bytes, Store, Stored
 from oncely.lake.records import Receipt, WrittenFile
+from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.store import Bytes, Store, Stored
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.reader import Piece, Reader
-from oncely.clients.kafka.records import KafkaRecord, each
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.reader import Piece, Reader
+from oncely.kafka.records import KafkaRecord, each
+from oncely.kafka.source import KafkaSource
 from oncely.testing.processes import await_that
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

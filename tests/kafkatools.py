@@ -12,14 +12,14 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
-from oncely.clients.kafka.topics import ledger_partition
 from oncely.core import ranges as own
 from oncely.core.claim import Fence
-from oncely.ledgers.topic.cluster import PipelineTopics
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
+from oncely.kafka.topics import ledger_partition
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.readers import Isolation, messages
 from oncely.testing.servers.kafka import Broker
 from tests.sinktools import SCHEMA, SOURCE, T1, open_sink

@@ -16,18 +16,18 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.clients.files.store import Store
-from oncely.clients.kafka.transaction import Message
 from oncely.core.claim import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
+from oncely.kafka.transaction import Message
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
 from oncely.lake.partitions import FileNames, directory
 from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
 from oncely.lake.records import encode as encode_entry
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.records import PipelineRecord, ResetRecord, View, encode
+from oncely.stores.objects.store import Store
+from oncely.stores.topic.cluster import Cluster
+from oncely.stores.topic.records import PipelineRecord, ResetRecord, View, encode
 from oncely.testing.servers.kafka import Broker
 from tests import manifesttools
 from tests.manifesttools import Topics

@@ -11,7 +11,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.client import KafkaAdmin
+from oncely.kafka.client import KafkaAdmin
 from oncely.lake.manifest import Manifest
 from oncely.lake.records import (
     ManifestFile,
@@ -24,7 +24,7 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.topics import TopicIds, require_topics
-from oncely.ledgers.topic.cluster import PipelineTopics
+from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker
 
 

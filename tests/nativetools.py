@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.clients.kafka import librdkafka
+from oncely.kafka import librdkafka
 from oncely.native import SWITCH
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka.topics import offsets
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
-from oncely.ledgers.topic.cluster import Cluster
+from oncely.kafka.topics import offsets
 from oncely.pipeline.destination import LedgerState
 from oncely.sinks.base import Discard, Judge, Judged
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
 from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.cluster import Cluster
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from oncely.core.ranges import TopicPartition
-from oncely.ledgers.stores.base import OffsetStore, Stored
+from oncely.stores.offsets.base import OffsetStore, Stored
 
 _HERE = Path(__file__).resolve().parent.parent
 

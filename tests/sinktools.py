@@ -18,8 +18,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connect, Connection, Dialect, TableName, connect
-from oncely.clients.sql.dialects import dialect_for
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, commit
@@ -32,6 +30,8 @@ from oncely.errors import Unavailable
 from oncely.sinks.base import Sink
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
+from oncely.stores.sql.connection import Connect, Connection, Dialect, TableName, connect
+from oncely.stores.sql.dialects import dialect_for
 from tests import plain_sql
 
 KINDS = ("postgresql", "sqlite")

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oncely.clients.kafka.groups import Member
-from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.claim import Takeover
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
+from oncely.kafka.group import Member
+from oncely.kafka.records import KafkaRecord
+from oncely.kafka.source import Watermarks
 from oncely.pipeline import Pipeline
-from oncely.sources.kafka import Watermarks
 from oncely.web.model import Subject
 from tests.sinktools import (
     SOURCE,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Unavailable,
         WrongInput,
     )
+    from oncely.kafka.reset import Verb
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from oncely.runtimes.stop import StopSignal
     from oncely.sinks.handlers.batch import Batch, Record
     from oncely.sinks.handlers.sink import Handler
-    from oncely.sources.reset import Verb
     from oncely.verify.report import Report as VerifyReport
 
     __version__: str
@@ -83,7 +83,7 @@ _NAMES = {
     "oncely.runtimes.stop": "StopSignal",
     "oncely.sinks.handlers.batch": "Batch Record",
     "oncely.sinks.handlers.sink": "Handler",
-    "oncely.sources.reset": "Verb",
+    "oncely.kafka.reset": "Verb",
 }
 _ELSEWHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
 _ELSEWHERE["AuditReport"] = "oncely.audit.report", "Report"

@@ -23,11 +23,11 @@ from functools import partial, update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec
 
 from oncely import context
-from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.config.arguments import checked
 from oncely.errors import ConfigError, WrongInput
+from oncely.kafka.client import ErrorState, make
+from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.sender import Delivered, Message, Plain
 from oncely.per_process import PerProcess
 from oncely.pipeline.handling import Worker
 from oncely.sinks.handlers.batch import Batch, Record
@@ -176,7 +176,7 @@ def _decoded(record: Record) -> dict[str, Any]:
 
 
 def _producer(worker: Worker) -> Plain:
-    from oncely.clients.kafka.sender import Producer
+    from oncely.kafka.sender import Producer
 
     source, delivered = worker.pipeline.source, Delivered()
     config = producer_config({}, None, round(_TIMEOUT * 1000), ())

@@ -13,14 +13,14 @@ from typing import Any
 from unittest import mock
 
 from oncely import phases
-from oncely.clients.kafka.group_consumer import Rebalances
-from oncely.clients.kafka.inbox import Polled
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.group import Rebalances
+from oncely.kafka.inbox import Polled
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal

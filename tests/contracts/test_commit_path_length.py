@@ -15,10 +15,6 @@ from typing import Any
 import pyarrow as pa
 
 import oncely
-from oncely.clients.delta import DeltaTables
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
-from oncely.clients.sql.connection import connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import publish
 from oncely.commit.replay import replay
@@ -27,7 +23,9 @@ from oncely.core.claim import Budget, Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded
 from oncely.files.compact import compact
-from oncely.ledgers.sql.ledger import SqlLedger
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
+from oncely.kinds.delta.log import DeltaTables
 from oncely.pipeline.rejects import RejectFilter, discard
 from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
@@ -35,6 +33,8 @@ from oncely.runtimes.row_transform import Unchanged
 from oncely.sinks.base import PacksRows
 from oncely.sinks.handlers.sink import HandlersSink
 from oncely.sinks.sql.rewrite import SqlReplay, discard_letters
+from oncely.stores.sql.connection import connect
+from oncely.stores.sql.ledger import SqlLedger
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.deltatools import make_place as make_delta
@@ -58,6 +58,7 @@ from tests.sinktools import (
     together,
     with_rows,
 )
+from tests.unit.test_one_commit_path import CLIENTS
 
 _SRC = Path(oncely.__file__).parent
 _MOST, _MOST_FILES = 8, 10
@@ -80,7 +81,7 @@ class Crossed:
             if (file := Path(frame.f_code.co_filename)).is_relative_to(_SRC):
                 found.append((file.relative_to(_SRC).as_posix(), frame.f_code.co_qualname))
             frame = frame.f_back
-        clients = [one for one in found if one[0].startswith("clients/")]
+        clients = [one for one in found if one[0].startswith(CLIENTS)]
         path = [one for one in reversed(found) if one not in clients] + clients[-1:]
         self.functions = [one for one, _ in groupby(name(*one) for one in path)]
         self.files = {file for file, _ in path}

@@ -18,10 +18,9 @@ from oncely.commit.path import pass_over
 from oncely.core.claim import Claim, Counts, Notes, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable
-from oncely.ledgers.sql.ledger import SqlLedger
-from oncely.ledgers.stores.base import OffsetStore
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.ledger import StoreLedger
+from oncely.stores.offsets.base import OffsetStore, StoreLedger
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.sql.ledger import SqlLedger
 from tests.deliverytools import (
     KINDS,
     Crash,
@@ -98,7 +97,7 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
         if to.kind == "kafka":
             broken.setattr("oncely.sinks.kafka.sink.write_positions", die)
         elif to.kind == "delta":
-            broken.setattr("oncely.clients.delta.DeltaTables.commit", die)
+            broken.setattr("oncely.kinds.delta.log.DeltaTables.commit", die)
         else:
             broken.setattr(SqlLedger, "compare_and_set", die)
         with pytest.raises(Crash):

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from oncely.clients.delta import Change, DeltaTables
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
+from oncely.kinds.delta.log import Change, DeltaTables
 from oncely.sinks.base import Judge
 from oncely.sinks.delta.rewrite import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place

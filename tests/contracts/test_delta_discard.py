@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from oncely.clients.delta import DeltaTables
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import DISCARDED, Reject
 from oncely.errors import Unavailable, WrongInput
+from oncely.kinds.delta.log import DeltaTables
 from oncely.pipeline.rejects import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
 from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters

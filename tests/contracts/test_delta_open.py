@@ -13,8 +13,6 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from oncely.audit.stored.delta_document import read_document
-from oncely.clients.delta import DeltaTables
-from oncely.clients.files.store import Store
 from oncely.core.ledger import Entry
 from oncely.errors import (
     ConfigError,
@@ -24,6 +22,8 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
+from oncely.kinds.delta.log import DeltaTables
+from oncely.stores.objects.store import Store
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.sinktools import (
     SCHEMA,

@@ -11,16 +11,16 @@ import pytest
 from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient
 
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.group_consumer import (
-    GroupConsumer,
-    Membership,
-    Rebalances,
-)
-from oncely.clients.kafka.groups import members
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.group import (
+    GroupConsumer,
+    Membership,
+    Rebalances,
+    members,
+)
 from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import LATEST_MS
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import LATEST_MS
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.hostile_logs import (

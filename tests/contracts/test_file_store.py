@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from filetools import Shelf
 
-from oncely.clients.files.store import NoSuchFile, S3Options, Store
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, Stopped, Unavailable
+from oncely.stores.objects.store import NoSuchFile, S3Options, Store
 from tests.s3tools import HOST, SECRET, S3Proxy, S3Server
 
 LARGE = os.urandom(12_000_000)  # more than one part of an upload
@@ -179,7 +179,7 @@ def test_a_full_disk_stops() -> None:
 
 _LIMITED = """
 import sys, resource
-from oncely.clients.files.store import Store
+from oncely.stores.objects.store import Store
 store = Store(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 store.write("small", b"x" * 1000)

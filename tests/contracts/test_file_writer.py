@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from filetools import Shelf, check_files
 
-from oncely.clients.files.store import S3Options, Store
 from oncely.errors import Stopped, Unavailable
 from oncely.lake.partitions import FileNames, parse_partition_by
 from oncely.lake.records import Receipt
 from oncely.sinks.files.writer import FileWriter, Origin
+from oncely.stores.objects.store import S3Options, Store
 from tests.s3tools import S3Proxy, S3Server
 
 COLUMNS = parse_partition_by(("user", "hour(ts)"))

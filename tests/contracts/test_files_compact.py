@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import make
 from oncely.commit.backoff import Backoff
 from oncely.errors import Stopped, Unavailable
 from oncely.files.compact import compact
 from oncely.files.table import decoded, rows
 from oncely.files.verify import verify
+from oncely.kafka.client import make
 from oncely.lake.manifest import Contents
 from oncely.lake.records import SourceRange
 from oncely.testing.servers.kafka import Broker

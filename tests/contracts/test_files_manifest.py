@@ -8,9 +8,6 @@ import time
 import pytest
 from confluent_kafka import TopicPartition
 
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.topics import configured, identified
 from oncely.errors import (
     ConfigError,
     DataLost,
@@ -19,6 +16,8 @@ from oncely.errors import (
     SourceMismatch,
     Unavailable,
 )
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.topics import TopicLog, configured, identified
 from oncely.lake.manifest import Contents, Manifest
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker

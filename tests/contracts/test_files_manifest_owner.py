@@ -13,19 +13,19 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely.cli.app import app
-from oncely.clients.files.store import Store
-from oncely.clients.kafka import topics
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.files.compact import compact
 from oncely.files.table import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
+from oncely.kafka import topics
 from oncely.lake import manifest
 from oncely.lake import root_marker as owner
 from oncely.lake.manifest import Contents
 from oncely.lake.records import ManifestOwner, encode, owner_key
 from oncely.sinks.files.sink import FilesSink
+from oncely.stores.objects.store import Store
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce

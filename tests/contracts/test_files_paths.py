@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from oncely.cli import files
 from oncely.cli.app import app
-from oncely.clients.files.store import Store
 from oncely.files.compact import compact
+from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.laketools import COLUMNS, Lake, events, lake, lake_in_memory

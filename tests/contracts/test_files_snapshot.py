@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer
 
-from oncely.clients.kafka.client import make
+from oncely.kafka.client import make
 from oncely.lake import manifest as module
 from oncely.lake import snapshot
 from oncely.lake.manifest import Contents, Manifest

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oncely.clients.files.store import Store
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.files.vacuum import SLACK, vacuum
 from oncely.lake import leases
 from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, StagingLeases
 from oncely.lake.partitions import FileNames
+from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake
 from tests.s3tools import S3Server

@@ -10,19 +10,19 @@ from typing import Any, get_args
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.group_consumer import (
+from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.errors import ConfigError
+from oncely.kafka import group as group_consumer
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.group import (
     GroupConsumer,
     Membership,
     Protocols,
+    members,
     worker_id,
 )
-from oncely.clients.kafka.groups import members
-from oncely.clients.kafka.reader import Reader as RangeReader
-from oncely.clients.kafka.records import EVERY_COLUMN, offsets_of
-from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.errors import ConfigError
+from oncely.kafka.reader import Reader as RangeReader
+from oncely.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce

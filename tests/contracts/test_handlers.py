@@ -18,8 +18,6 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import dict_row
 
-from oncely.clients.sql import postgres_lent
-from oncely.clients.sql.connection import Contention, close_all, connect
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import ByKey
 from oncely.core.batch import BudgetSpent, Chunk
@@ -27,10 +25,12 @@ from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
 from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, GivenUp, Interrupted, Stopped, TooManyRejects, WrongInput
-from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers import sink as handlers_sink
 from oncely.sinks.handlers.batch import Batch, Record
 from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
+from oncely.stores.sql import postgres_lent
+from oncely.stores.sql.connection import Contention, close_all, connect
+from oncely.stores.sql.ledger import SqlLedger
 from tests.contracts.looking import history, ids, positions, rejected
 from tests.sinktools import (
     T0,

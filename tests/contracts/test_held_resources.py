@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.client import KafkaAdmin
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
+from oncely.kafka.client import KafkaAdmin
 from oncely.sinks.handlers.sink import HandlersSink
 from tests.contracts.sinks import adapter
 from tests.contracts.test_partial_takeovers import take, write

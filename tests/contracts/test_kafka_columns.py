@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka import librdkafka
-from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.sender import Columns, Delivered, Plain, Producer
-from oncely.clients.kafka.transaction import InstanceFenced, Transaction
 from oncely.errors import Unavailable
+from oncely.kafka import librdkafka
+from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.sender import Columns, Delivered, Plain, Producer
+from oncely.kafka.transaction import InstanceFenced, Transaction
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests.nativetools import need_native

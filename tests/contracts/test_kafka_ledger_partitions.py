@@ -12,10 +12,10 @@ from confluent_kafka.admin import NewPartitions
 
 from oncely.audit.stored.log import Topics as Reader
 from oncely.audit.stored.topic_ledger import read_ledger
-from oncely.clients.kafka.topics import ledger_partition
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
-from oncely.ledgers.topic.cluster import Cluster
+from oncely.kafka.topics import ledger_partition
 from oncely.pipeline.topic_ledger import TopicLedger
+from oncely.stores.topic.cluster import Cluster
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back
 from oncely.testing.servers.kafka import Broker

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from oncely.clients.kafka.client import KafkaAdmin, make
-from oncely.clients.kafka.topics import configured
+from oncely.kafka.client import KafkaAdmin, make
+from oncely.kafka.topics import configured
 from oncely.lake.topics import SETTINGS
-from oncely.ledgers.topic import ledger
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic import ledger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink, ready
 from tests.sinktools import T0, at_t0, commit_all, numbered

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, Stopped, Unavailable
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
 from oncely.sinks.kafka import publishing
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.kafka.sink import KafkaSink

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.transaction import InstanceFenced, Message
 from oncely.commit.backoff import Backoff
 from oncely.core.claim import Claim, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.errors import Unavailable
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.records import PositionRecord
+from oncely.kafka.transaction import InstanceFenced, Message
+from oncely.stores.topic.cluster import Cluster
+from oncely.stores.topic.records import PositionRecord
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
 from tests.sinktools import T0, T1, at_t0, chunk, commit_all, numbered

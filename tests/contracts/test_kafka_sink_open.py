@@ -18,11 +18,11 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
-from oncely.ledgers.topic.compare_and_set import PositionTakeover
-from oncely.ledgers.topic.records import OffsetMetadata, stamp
-from oncely.ledgers.topic.takeover import Opener
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.stores.topic.compare_and_set import PositionTakeover
+from oncely.stores.topic.records import OffsetMetadata, stamp
+from oncely.stores.topic.takeover import Opener
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,

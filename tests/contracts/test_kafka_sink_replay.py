@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.transaction import Message
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, TableMismatch
-from oncely.ledgers.topic.cluster import Cluster
+from oncely.kafka.transaction import Message
 from oncely.sinks.kafka.dead_letter_messages import dead_letter
 from oncely.sinks.kafka.messages import batch_size
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.cluster import Cluster
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, producing_by, ready
 from tests.replaytools import bad, judging, left, mixing, replayed, waiting

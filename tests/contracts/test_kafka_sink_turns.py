@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.claim import Claim, PositionMoved, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
-from oncely.ledgers.topic import cluster
-from oncely.ledgers.topic.cluster import Cluster, Turn
+from oncely.kafka.topics import TopicLimits
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic import cluster
+from oncely.stores.topic.cluster import Cluster, Turn
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
 from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, commit_all, numbered, open_sink

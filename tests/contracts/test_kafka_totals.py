@@ -16,8 +16,8 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.ledgers.totals import Totals
 from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.stores.document import Totals
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import publish_all
 from tests.kafkatools import Topics, forget_group, make_topics

@@ -19,13 +19,12 @@ from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped
-from oncely.ledgers.stores.base import OffsetStore
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.ledger import StoreLedger
-from oncely.ledgers.stores.redis import RedisStore
+from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
 from oncely.pipeline.event_log import has_opened
-from oncely.sources.reset import Verb
+from oncely.stores.offsets.base import OffsetStore, StoreLedger
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.offsets.redis import RedisStore
 from tests.deliverytools import opened, ready, run_of
 from tests.scenarios.commands import run
 from tests.scenarios.world import toml

@@ -11,11 +11,11 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from oncely.clients.kafka import inbox
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import EVERY_COLUMN, table_of
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
+from oncely.kafka import inbox
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import EVERY_COLUMN, table_of
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import free_port
 from tests.hostile_logs import MakeTopic

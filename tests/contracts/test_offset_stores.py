@@ -12,7 +12,7 @@ import pytest
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped
-from oncely.ledgers.stores.base import OffsetStore
+from oncely.stores.offsets.base import OffsetStore
 from tests.saver import Saver
 from tests.storetools import Numbered, Shelf, at, save_and_load
 

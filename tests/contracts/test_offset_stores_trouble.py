@@ -14,15 +14,15 @@ import psycopg
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from oncely.clients.sql.connection import TableName
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, Unavailable
-from oncely.ledgers.stores.base import OffsetStore
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.kafka import KafkaStore
-from oncely.ledgers.stores.redis import RedisStore
-from oncely.ledgers.stores.sql import SqlStore
-from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.stores.offsets.base import OffsetStore
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.offsets.kafka import KafkaStore
+from oncely.stores.offsets.redis import RedisStore
+from oncely.stores.offsets.sql import SqlStore
+from oncely.stores.offsets.zookeeper import ZooKeeperStore
+from oncely.stores.sql.connection import TableName
 from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker, Scram
 from oncely.testing.servers.ports import HOST, free_port

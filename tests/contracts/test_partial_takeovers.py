@@ -28,11 +28,11 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
-from oncely.ledgers.sql import takeover as sql
-from oncely.ledgers.topic.compare_and_set import PositionTakeover
 from oncely.sinks.base import Judge, Judged
 from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql import takeover as sql
+from oncely.stores.topic.compare_and_set import PositionTakeover
 from tests.contracts.sinks import SinkAdapter, adapter
 from tests.replaytools import bad, judging
 from tests.replaytools import replayed as replayed_into_topic

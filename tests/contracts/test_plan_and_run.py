@@ -20,13 +20,13 @@ from confluent_kafka.admin import (
 )
 from deltalake import DeltaTable
 
-from oncely.clients.kafka.client import KafkaAdmin
 from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
+from oncely.kafka.client import KafkaAdmin
 from oncely.lake.records import encode, schema_key
-from oncely.ledgers.topic import cluster
 from oncely.pipeline import Pipeline
+from oncely.stores.topic import cluster
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker, Scram
 from tests.conftest import produce

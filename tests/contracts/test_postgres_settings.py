@@ -12,13 +12,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import BadData, TableName
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.postgres_types import TEXT_SETTINGS
 from oncely.commit.backoff import Backoff
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from oncely.pipeline.sql_destination import look
+from oncely.stores.sql.connection import BadData, TableName
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.postgres_types import TEXT_SETTINGS
 from tests.sinktools import (
     Place,
     at_t0,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
 from oncely.sinks.base import Judge, Judged
 from oncely.sinks.files.rewrite import replay_into_files
 from oncely.testing.servers.kafka import Broker

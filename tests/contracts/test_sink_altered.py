@@ -11,7 +11,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
@@ -20,6 +19,7 @@ from oncely.errors import TableMismatch
 from oncely.sinks.base import Judged
 from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import close_all
 from tests.sinktools import (
     T0,
     Place,

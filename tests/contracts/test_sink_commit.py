@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oncely.clients.sql.connection import close_all
 from oncely.core.claim import PositionMoved
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
-from oncely.ledgers.sql.statements import LedgerStatements
+from oncely.stores.sql.connection import close_all
+from oncely.stores.sql.statements import LedgerStatements
 from tests.contracts.looking import history, ids, positions
 from tests.sinktools import (
     T0,

@@ -12,8 +12,6 @@ import pyarrow as pa
 import pytest
 
 from oncely.audit.tally import offset_digests
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.postgres_digest import row_digest
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import pass_over
@@ -25,6 +23,8 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.base import Judge
 from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.postgres_digest import row_digest
 from tests.contracts.looking import create, ids
 from tests.replaytools import judging, mixing
 from tests.sinktools import (

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.connection import brief_session
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
@@ -19,6 +18,7 @@ from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.rejects import discard as discard_by
 from oncely.sinks.sql.rewrite import FIRST, SqlReplay, discard_letters
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import brief_session
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging, pipeline_of
 from tests.sinktools import (

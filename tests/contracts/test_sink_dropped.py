@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import RowsDropped
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
+from oncely.stores.sql.connection import RowsDropped
 from tests.sinktools import (
     SCHEMA,
     T0,

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from oncely.clients.sql import postgres_session
-from oncely.clients.sql.connection import close_all
-from oncely.clients.sql.dialects import dialect_for
 from oncely.commit import backoff, path
 from oncely.commit.backoff import Backoff
 from oncely.errors import Unavailable
+from oncely.stores.sql import postgres_session
+from oncely.stores.sql.connection import close_all
+from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.processes import send_all, stop_all
 from oncely.testing.servers.ports import HOST
 from oncely.testing.servers.postgres import Postgres

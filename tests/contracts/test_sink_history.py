@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.path import pass_over
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced
+from oncely.stores.sql.connection import close_all
 from tests.contracts.looking import history
 from tests.sinktools import (
     T0,

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from oncely.clients.sql import postgres, postgres_session
-from oncely.clients.sql.connection import Contention
-from oncely.clients.sql.dialects import dialect_for
 from oncely.commit import backoff, path
 from oncely.commit.backoff import Backoff
+from oncely.stores.sql import postgres, postgres_session
+from oncely.stores.sql.connection import Contention
+from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.servers.postgres import Postgres
 from tests.sinktools import Place, at_t0, commit_all, numbered, open_sink, ready, sink_to
 

@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.sql.connection import Connection, Dialect, Params, Row, close_all, connect
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import Connection, Dialect, Params, Row, close_all, connect
 from tests.contracts.looking import history
 from tests.sinktools import T0, Place, ready, sink_to
 

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
@@ -33,6 +32,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import close_all
 from tests.conftest import examples
 from tests.sinktools import (
     T0,

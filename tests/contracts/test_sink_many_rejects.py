@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import RowsDropped, close_all
 from oncely.core.batch import Reject, Rejection
 from oncely.errors import GivenUp
+from oncely.stores.sql.connection import RowsDropped, close_all
 from tests.contracts.looking import create, history, ids, rejected
 from tests.sinktools import (
     Place,

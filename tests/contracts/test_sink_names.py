@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import (
-    application_prefix,
-    brief_session,
-    close_all,
-)
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
+from oncely.stores.sql.connection import (
+    application_prefix,
+    brief_session,
+    close_all,
+)
 from tests.sinktools import (
     T0,
     Place,

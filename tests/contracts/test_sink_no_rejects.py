@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from psycopg.copy import LibpqWriter
 
-from oncely.clients.sql.connection import Contention, close_all
 from oncely.errors import Unavailable
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import Contention, close_all
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     SCHEMA,

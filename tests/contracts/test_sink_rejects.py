@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import brief_session, close_all
 from oncely.core.batch import Reject
 from oncely.errors import Stopped, TooManyRejects
+from oncely.stores.sql.connection import brief_session, close_all
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     T0,

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from oncely.audit.sql import open_evidence
-from oncely.clients.sql.connection import RowsDropped
 from oncely.core.ranges import OffsetRange
 from oncely.sinks.sql.rewrite import SqlRewrites
+from oncely.stores.sql.connection import RowsDropped
 from tests.contracts.looking import ids, rejected
 from tests.sinktools import (
     SCHEMA,

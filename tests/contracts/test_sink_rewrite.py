@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.replay import replay
 from oncely.commit.rewrite import Damage, repair, rewrite
 from oncely.core.claim import Counts, Fence, Takeover
@@ -24,6 +23,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
 from oncely.sinks.sql.rewrite import SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import close_all
 from tests.contracts.looking import wait_for_a_lock
 from tests.replaytools import judging
 from tests.sinktools import (

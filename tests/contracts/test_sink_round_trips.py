@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from psycopg import pq
 
-from oncely.clients.sql.connection import Statement, close_all
 from oncely.core.claim import PositionMoved
+from oncely.stores.sql.connection import Statement, close_all
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (
     SCHEMA,

@@ -6,8 +6,6 @@ import subprocess
 
 import pytest
 
-from oncely.clients.sql.connection import close_all
-from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
@@ -15,6 +13,8 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.destination import Inspection
 from oncely.pipeline.sql_destination import check_table, look
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import close_all
+from oncely.stores.sql.sqlite import Sqlite
 from oncely.testing.servers import pginstall
 from tests.sinktools import (
     SOURCE,

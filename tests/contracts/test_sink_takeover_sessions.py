@@ -7,10 +7,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from oncely.clients.sql import connection as sessions
-from oncely.clients.sql.connection import Connection, application_name, close_all
 from oncely.core.claim import Opened, Takeover
 from oncely.core.ranges import TopicPartition
+from oncely.stores.sql import connection as sessions
+from oncely.stores.sql.connection import Connection, application_name, close_all
 from oncely.testing.processes import await_that
 from tests.sinktools import SOURCE, T0, T1, Place, open_sink, postgres_place, sink_to
 

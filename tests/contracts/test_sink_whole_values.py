@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.sql.connection import Column
-from oncely.clients.sql.postgres_digest import stored_texts
 from oncely.errors import TableMismatch
+from oncely.stores.sql.connection import Column
+from oncely.stores.sql.postgres_digest import stored_texts
 from tests.conftest import examples
 from tests.sinktools import (
     Place,

@@ -15,9 +15,9 @@ from oncely.commit.run import Interval, OpenRun, save
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
-from oncely.ledgers.base import Ledger
-from oncely.ledgers.stores.base import Stored
-from oncely.ledgers.stores.file import FileStore
+from oncely.stores.document import Ledger
+from oncely.stores.offsets.base import Stored
+from oncely.stores.offsets.file import FileStore
 from tests.deliverytools import (
     KINDS,
     Hurt,

@@ -22,9 +22,6 @@ from confluent_kafka import TopicPartition as Offset
 from models.recipes import TOPIC
 from models.traces import Recipe, Step
 from models.walks import walks
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.records import KafkaRecord
-from oncely.clients.kafka.sender import Producer
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Batch
 from oncely.core.claim import (
@@ -41,10 +38,13 @@ from oncely.core.ledger import Entry, Fenced, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError
-from oncely.ledgers.topic.records import OffsetMetadata, read_stamp, stamp
+from oncely.kafka.client import make
+from oncely.kafka.records import KafkaRecord
+from oncely.kafka.sender import Producer
 from oncely.sinks.kafka.dead_letter_messages import opened
 from oncely.sinks.kafka.replay import replay_into_topics
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.replaytools import bad, judging
@@ -74,7 +74,7 @@ class Gates:
         self.open = False
 
     def connect(self, kind: Any, *args: Any, **own: Any) -> Any:
-        """As :func:`oncely.clients.kafka.client.make`."""
+        """As :func:`oncely.kafka.client.make`."""
         made = make(kind, *args, **own)
         gated = {"init_transactions", "begin_transaction", "commit_transaction"}
         if not issubclass(kind, Producer):

@@ -21,17 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicCollection
 
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.transaction import Message
-from oncely.clients.sql.connection import (
-    Connection,
-    Dialect,
-    TableName,
-    application_name,
-    close_all,
-    connect,
-)
-from oncely.clients.sql.dialects import dialect_for
 from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import (
@@ -47,6 +36,8 @@ from oncely.core.claim import (
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
+from oncely.kafka.client import make
+from oncely.kafka.transaction import Message
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import FileNames, directory, parse_partition_by
@@ -61,14 +52,24 @@ from oncely.lake.records import (
 )
 from oncely.lake.records import encode as manifest_value
 from oncely.lake.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
-from oncely.ledgers.sql.tables import TABLES, LedgerTables
-from oncely.ledgers.stores.base import Stored
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.records import encode as store_value
-from oncely.ledgers.stores.records import field
-from oncely.ledgers.stores.redis import RedisStore
-from oncely.ledgers.stores.zookeeper import ZooKeeperStore
-from oncely.ledgers.topic.records import (
+from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again, dead_letter
+from oncely.sinks.sql.target import Wanted, create_statement
+from oncely.stores.offsets.base import Stored, field
+from oncely.stores.offsets.base import encode as store_value
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.offsets.redis import RedisStore
+from oncely.stores.offsets.zookeeper import ZooKeeperStore
+from oncely.stores.sql.connection import (
+    Connection,
+    Dialect,
+    TableName,
+    application_name,
+    close_all,
+    connect,
+)
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.tables import TABLES, LedgerTables
+from oncely.stores.topic.records import (
     LedgerKeys,
     OffsetMetadata,
     PipelineRecord,
@@ -79,8 +80,6 @@ from oncely.ledgers.topic.records import (
     replay_group,
     stamp,
 )
-from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again, dead_letter
-from oncely.sinks.sql.target import Wanted, create_statement
 from oncely.testing.servers.kafka import Broker
 from tests import deltatools, filestools, kafkatools, replaytools
 from tests.scenarios.publishing_jobs import publish_all

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.kafka.topics import TopicLimits
 from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence
 from oncely.decode.avro_names import arrow_schema_of
+from oncely.kafka.topics import TopicLimits
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.records import read_receipt

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.sql.connection import TableName
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 from oncely.core.digest import LONGEST, Recipe, digest_sum, kind_of, row_digests
+from oncely.stores.sql.connection import TableName
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 
 Session = psycopg.Connection[Any]
 UTC = dt.UTC

@@ -14,16 +14,15 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.kafka.inbox import memory_of
-from oncely.clients.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
-from oncely.clients.kafka.topics import TopicLimits
-from oncely.clients.sql.connection import ColumnFit, Relation, TableName
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
 from oncely.decode.metadata import Part, WithMetadata
 from oncely.decode.schema import parse_schema
+from oncely.kafka.inbox import memory_of
+from oncely.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
+from oncely.kafka.topics import TopicLimits
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import DroppingDecoder
 from oncely.runtimes.row_transform import SqlTransform
@@ -31,6 +30,7 @@ from oncely.sinks.kafka.messages import encode
 from oncely.sinks.kafka.record_format import RawValue, RecordFormat
 from oncely.sinks.sql.prepare import prepare
 from oncely.sinks.sql.target import Target
+from oncely.stores.sql.connection import ColumnFit, Relation, TableName
 from tests.conftest import examples
 
 TP = TopicPartition("t", 0)

@@ -22,7 +22,6 @@ import pytest
 from models.recipes import SQL_OF_ALL, SQL_OF_SOME, SQL_THREADS
 from models.traces import INITIAL, Recipe, Step
 from models.walks import walks
-from oncely.clients.sql.connection import brief_session, close_all
 from oncely.commit.path import pass_over
 from oncely.commit.replay import try_portion
 from oncely.core.batch import Chunk
@@ -30,10 +29,11 @@ from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind
 from oncely.core.ledger import Append, Entry, Trim, decide, decide_parts
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
-from oncely.ledgers.sql import takeover
-from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.sql.rewrite import SqlReplay
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql import takeover
+from oncely.stores.sql.connection import brief_session, close_all
+from oncely.stores.sql.ledger import SqlLedger
 from tests.replaytools import judging
 from tests.sinktools import (
     SOURCE,

@@ -10,7 +10,6 @@ import psycopg
 import pyarrow as pa
 from psycopg.copy import LibpqWriter
 
-from oncely.clients.sql.connection import ColumnFit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit, publish
 from oncely.core.batch import Batch, Chunk, Rejection
@@ -23,6 +22,7 @@ from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.sinks.sql.cast import cast_rows
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import ColumnFit
 from oncely.testing.processes import kill_self, stop_self
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
 from tests.sinktools import (

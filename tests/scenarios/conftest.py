@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.connection import close_all
+from oncely.stores.sql.connection import close_all
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import Parts
 from tests.scenarios import runtimes

@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.delta import connect as connect_delta
-from oncely.clients.files.store import connect as connect_files
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay as replay_letters
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
+from oncely.kinds.delta.log import connect as connect_delta
 from oncely.sinks.base import Judge
 from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
+from oncely.stores.objects.store import connect as connect_files
 from oncely.testing.processes import kill_self, stop_self
 from tests.deltatools import DeltaPlace
 from tests.filestools import ENDS, START, open_sink, publish_all, stage, what

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.files.store import Connect, FileSystem, connect
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
 from oncely.files.compact import Compacted, compact
 from oncely.files.table import Table
 from oncely.lake.records import Scope
 from oncely.sinks.files.sink import FilesSink
+from oncely.stores.objects.store import Connect, FileSystem, connect
 from oncely.testing.processes import kill_self, stop_self
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what
 from tests.scenarios.kafka_jobs import Calls

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
 from oncely.sinks.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self, stop_self
 from tests.kafkatools import Topics, open_sink

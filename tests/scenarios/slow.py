@@ -18,9 +18,9 @@ import pgpq
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from oncely.clients.sql.postgres import PostgresConnection
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import Bounds
+from oncely.stores.sql.postgres import PostgresConnection
 from oncely.testing.halting import run_to_exit_code
 from oncely.testing.processes import stop_self
 

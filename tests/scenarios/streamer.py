@@ -13,9 +13,9 @@ from typing import Any
 
 from oncely import OncelyError, write_stream
 from oncely.artifacts import resolve, spark_jars
-from oncely.clients.sql.connection import connect
 from oncely.pipeline import streaming
 from oncely.runtimes.spark import session
+from oncely.stores.sql.connection import connect
 from oncely.testing.faults import KillAt
 
 

@@ -12,10 +12,10 @@ from uuid import UUID
 import pytest
 
 from oncely.audit.report import Finding
-from oncely.clients.kafka.records import table_of
 from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.records import table_of
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import Processing
 from oncely.sinks.sql.sink import SqlSink

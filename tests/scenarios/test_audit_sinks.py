@@ -18,13 +18,13 @@ from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
 from oncely.audit.files import NOT_READ
-from oncely.clients.files.store import Store
 from oncely.commit.path import pass_over
 from oncely.config import DeltaSinkSettings, FilesSinkSettings, KafkaSinkSettings, parse
 from oncely.core.batch import Batch, Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline import Pipeline
+from oncely.stores.objects.store import Store
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back, messages
 from oncely.testing.servers.kafka import Broker

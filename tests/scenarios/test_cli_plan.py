@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from oncely.config import parse
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline import Pipeline, planning
 from oncely.runtimes.spark.probe import refusals
-from oncely.sources.kafka import KafkaSource
 from tests.scenarios.commands import oncely, oncely_json, run
 from tests.scenarios.world import World, produce
 

@@ -10,9 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncely.clients.sql.connection import Contention, close_all
 from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
+from oncely.stores.sql.connection import Contention, close_all
 from oncely.testing.processes import await_that
 from tests.scenarios import commit_jobs as jobs
 from tests.scenarios.commit_reader import END, check_restart, look, new_task

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.files.conditional_writes import require_conditional_writes
-from oncely.clients.files.store import Connect, S3Options, Store
-from oncely.clients.files.store import connect as connect_files
 from oncely.errors import ConfigError, Fenced
+from oncely.stores.objects.s3 import require_conditional_writes
+from oncely.stores.objects.store import Connect, S3Options, Store
+from oncely.stores.objects.store import connect as connect_files
 from tests import s3tools
 from tests.deltatools import Committing, DeltaPlace
 from tests.s3tools import S3Proxy, S3Server

@@ -10,8 +10,8 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import ConfigError, TableMismatch
+from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import Verb
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once

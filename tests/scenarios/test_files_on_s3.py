@@ -12,10 +12,10 @@ import pytest
 from pyarrow.fs import FileSelector, FileType
 
 from oncely import files
-from oncely.clients.files.store import s3_filesystem
 from oncely.config import parse
 from oncely.files.verify import verify
 from oncely.pipeline import Pipeline
+from oncely.stores.objects.store import s3_filesystem
 from oncely.testing.halting import ask_to_halt, halted, running_halting
 from oncely.testing.processes import kill_tree
 from tests import s3tools

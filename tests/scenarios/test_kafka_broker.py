@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka.client import KafkaAdmin
 from oncely.commit.backoff import Backoff
+from oncely.kafka.client import KafkaAdmin
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, open_sink, producing_by, ready

@@ -10,10 +10,10 @@ from typing import Any
 import fastavro
 import pytest
 
-from oncely.clients.kafka.topics import ledger_partition
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import DataLost, TooManyRejects
+from oncely.kafka.topics import ledger_partition
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker

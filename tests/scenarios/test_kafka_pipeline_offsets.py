@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.topics import ledger_partition
 from oncely.config import parse
 from oncely.errors import Stopped, TableMismatch
+from oncely.kafka.reset import Verb
+from oncely.kafka.topics import ledger_partition
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import Verb
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
 

@@ -11,9 +11,9 @@ from confluent_kafka import Consumer, TopicPartition
 
 from oncely.config import parse
 from oncely.errors import TableMismatch
-from oncely.ledgers.topic.records import OffsetMetadata, stamp
+from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
-from oncely.sources.reset import Verb
+from oncely.stores.topic.records import OffsetMetadata, stamp
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import set_config
 from tests.scenarios.commands import oncely, oncely_json

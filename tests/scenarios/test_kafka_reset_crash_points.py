@@ -15,7 +15,7 @@ from oncely.commit.path import commit
 from oncely.core.claim import Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped, Unavailable
-from oncely.ledgers.topic.cluster import Cluster
+from oncely.stores.topic.cluster import Cluster
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.connection import Connection, Dialect, connect
 from oncely.config import parse
 from oncely.errors import Unavailable
 from oncely.pipeline import Pipeline
+from oncely.stores.sql.connection import Connection, Dialect, connect
 from tests.scenarios.world import World, assert_exactly_once
 
 

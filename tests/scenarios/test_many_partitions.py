@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.client import make
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity, TopicPartition
+from oncely.kafka.client import make
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import KafkaRecord
 from oncely.testing.servers.kafka import Broker
 from tests.hostile_logs import MakeTopic, Ranges, Records, codecs, compacted, read, some, whole
 

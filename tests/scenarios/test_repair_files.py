@@ -17,18 +17,18 @@ from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
 from oncely.audit.stored.data_file import rows_of
-from oncely.clients.files.store import Store
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import WrongInput
 from oncely.files.compact import compact
 from oncely.files.table import table_of
 from oncely.files.verify import verify
+from oncely.kafka.reset import Verb
 from oncely.lake.manifest import Contents, Replacing
 from oncely.lake.records import read_receipt
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import LOST_FOR_GOOD, Repaired
-from oncely.sources.reset import Verb
+from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely, oncely_json

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
-from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.ranges import TopicPartition
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.records import KafkaRecord
+from oncely.kafka.source import KafkaSource
 from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]

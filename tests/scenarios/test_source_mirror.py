@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.source import KafkaSource
 from oncely.testing.servers.kafka import Broker
 
 MakeTopic = Callable[..., str]

@@ -11,10 +11,15 @@ from confluent_kafka import KafkaException, Producer
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
+from oncely.kafka.source import (
+    KafkaSource,
+    PartitionLag,
+    Watermarks,
+    measure_lag,
+    open_transactions,
+)
+from oncely.kafka.start import Moment
 from oncely.pipeline.status import Status, _hidden
-from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
-from oncely.sources.start import Moment
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.source import KafkaSource
 from oncely.testing.servers.kafka import Broker, Scram
 
 TOPIC = "behind-a-lock"

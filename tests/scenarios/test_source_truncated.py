@@ -20,9 +20,9 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches import run
-from oncely.sources.kafka import KafkaSource
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.topic_world import TopicWorld
@@ -160,6 +160,6 @@ def problems(pipeline: Pipeline) -> dict[str, str]:
 
 
 def reset_to(pipeline: Pipeline, offset: int) -> None:
-    from oncely.sources.reset import Verb
+    from oncely.kafka.reset import Verb
 
     assert pipeline.reset(Verb("to-offset", offset), execute=True).epoch

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from oncely.clients.sql.connection import Connection, Dialect, TableName, connect
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import ConfigError, Stopped, Unavailable
 from oncely.pipeline import Pipeline
+from oncely.stores.sql.connection import Connection, Dialect, TableName, connect
 from tests.scenarios.world import World, produce
 
 

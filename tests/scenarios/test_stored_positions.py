@@ -11,9 +11,9 @@ import pytest
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import Fenced, SourceMismatch
+from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.reset import Verb
 from oncely.testing.processes import await_that
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from oncely.clients.kafka import group_consumer
-from oncely.clients.kafka.group_consumer import GroupConsumer
+from oncely.kafka import group as group_consumer
+from oncely.kafka.group import GroupConsumer
 from oncely.pipeline import working
 from oncely.runtimes.worker.assignment import Limits
 from oncely.testing.processes import await_that, child

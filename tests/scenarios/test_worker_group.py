@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.source import KafkaSource
 from oncely.testing.moments import inside_a_commit
 from oncely.testing.processes import Child, await_that, child
 from oncely.testing.servers.ports import free_port

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from oncely.clients.kafka.client import OFFSETS_DELAYED
+from oncely.kafka.client import OFFSETS_DELAYED
 from oncely.testing.halting import ask_to_halt, halted, running_halting
 from oncely.testing.processes import await_that, child
 from tests.scenarios.topic_world import TopicWorld, assert_exactly_once, watching

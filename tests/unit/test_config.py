@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from oncely.clients.sql.connection import TableName
 from oncely.config import RejectBudget, load, parse
 from oncely.config.decode import AvroDecode, JsonDecode, RawDecode, TextKey
 from oncely.errors import ConfigError
-from oncely.sources.start import Moment
+from oncely.kafka.start import Moment
+from oncely.stores.sql.connection import TableName
 
 SHORTEST = """
 name = "orders"

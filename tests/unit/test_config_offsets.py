@@ -14,13 +14,13 @@ from oncely.config import OffsetsSettings, RedisOffsets, SqlOffsets
 from oncely.config.base import Section
 from oncely.config.problems import explain
 from oncely.errors import ConfigError
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.kafka import KafkaStore
-from oncely.ledgers.stores.redis import RedisStore
-from oncely.ledgers.stores.sql import SqlStore
-from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline.stored_destination import store_of
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.offsets.kafka import KafkaStore
+from oncely.stores.offsets.redis import RedisStore
+from oncely.stores.offsets.sql import SqlStore
+from oncely.stores.offsets.zookeeper import ZooKeeperStore
 
 SOURCE = KafkaSource("broker:9092", ["t"])
 _ADAPTER: TypeAdapter[OffsetsSettings] = TypeAdapter(OffsetsSettings)

@@ -15,13 +15,13 @@ from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from oncely.cli.app import app
-from oncely.clients.kafka.properties import ACCEPTED
 from oncely.config import parse
 from oncely.config.base import Section
 from oncely.config.fill import Filling
 from oncely.config.reference import json_schema, markdown
 from oncely.config.tables import keys, tables
 from oncely.errors import OncelyError
+from oncely.kafka.properties import ACCEPTED
 from oncely.secrets import Secrets
 from tests.conftest import repository
 from tests.json_schema import problems

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import (
     RejectBudget,
@@ -21,7 +20,8 @@ from oncely.config.base import (
     quoted,
 )
 from oncely.config.spark import is_local, parse_master
-from oncely.sources.start import Moment
+from oncely.kafka.start import Moment
+from oncely.stores.sql.connection import TableName
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,9 @@ SINKS: dict[str, dict[str, Any]] = {
     "delta": {"kind": "delta", "url": "file:///tmp/none"},
 }
 ONLY_WITH = {
-    "oncely.clients.sql.postgres",
-    "oncely.clients.sql.postgres_errors",
-    "oncely.clients.sql.postgres_lent",
-    "oncely.clients.sql.postgres_message",
-    "oncely.clients.sql.postgres_session",
+    "oncely.stores.sql.postgres",
+    "oncely.stores.sql.postgres_session",
+    "oncely.stores.sql.postgres_lent",
     "oncely.runtimes.spark.daemon",
     "oncely.web.server",
 }

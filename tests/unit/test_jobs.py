@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from oncely import ConfigError, Worker, WrongInput, context, jobs
-from oncely.clients.kafka.sender import Message
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kafka.sender import Message
 from oncely.sinks.handlers.batch import Portion
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 

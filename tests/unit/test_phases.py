@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from oncely import phases
-from oncely.ledgers.topic.compare_and_set import run_concurrently
 from oncely.phases import into, longest, measured, phase, timed
+from oncely.stores.topic.compare_and_set import run_concurrently
 
 
 class Clock:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka import properties
 from oncely.config import parse
 from oncely.errors import Fenced, Unavailable
+from oncely.kafka import properties
 from oncely.pipeline import Pipeline, planning
 from oncely.secrets import Secrets, carried, redact, scope
 

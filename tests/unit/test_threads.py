@@ -11,8 +11,8 @@ import pytest
 from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.source import KafkaSource
 from oncely.runtimes.mirror import Mirror
-from oncely.sources.kafka import KafkaSource
 from oncely.testing.processes import await_that
 from oncely.threads import Thread, repeat
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from oncely.clients.sql.claims import Claim
 from oncely.core.batch import IntArray
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
+from oncely.stores.sql.claims import Claim
 
 Claims = Sequence[Claim]
 

@@ -25,9 +25,9 @@ from oncely.audit.report import Report, Undecided
 from oncely.audit.spec import Dataset, Pair
 from oncely.audit.stored.log import Topics
 from oncely.audit.topic import KafkaLog
-from oncely.clients.kafka.records import headers_of, timestamp_of
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError, TopicMissing, Unavailable, WrongInput
+from oncely.kafka.records import headers_of, timestamp_of
 from oncely.secrets import carried
 
 if TYPE_CHECKING:

@@ -33,12 +33,12 @@ from oncely.audit.stored.delta_document import (
     read_document,
     read_letters,
 )
-from oncely.clients.delta import DeltaConnect, connect, named_sizes, of_content
-from oncely.clients.files.store import NoSuchFile, Store
-from oncely.clients.sql.claims import Claim
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, cut, from_tree
 from oncely.errors import SourceMismatch, Stopped, Unavailable
+from oncely.kinds.delta.log import DeltaConnect, connect, named_sizes, of_content
+from oncely.stores.objects.store import NoSuchFile, Store
+from oncely.stores.sql.claims import Claim
 
 OTHERS = -1
 """Among a file's origins: it may also contain rows of other writers, or of commits that the log no

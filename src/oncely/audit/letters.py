@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from oncely.audit.evidence import Log
 from oncely.audit.stored.dead_letters import Letter, content_of
-from oncely.clients.kafka.records import LATEST_MS, headers_of, timestamp_of
 from oncely.core.batch import DISCARDED, Rejection, Stage
 from oncely.core.expected import Expected
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kafka.records import LATEST_MS, headers_of, timestamp_of
 
 _PARTS = ("timestamp", "key", "value", "headers")
 _STAGES = {*get_args(Stage), DISCARDED}

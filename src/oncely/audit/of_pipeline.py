@@ -19,8 +19,6 @@ from oncely.audit.report import Report
 from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
-from oncely.clients.kafka.json_lines import in_words, shown
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -30,7 +28,9 @@ from oncely.config import (
     load,
 )
 from oncely.errors import ConfigError, OncelyError, WrongInput
+from oncely.kafka.records import in_words, shown
 from oncely.secrets import scope
+from oncely.stores.sql.dialects import dialect_for
 
 
 class Audited(Protocol):

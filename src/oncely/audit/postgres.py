@@ -14,11 +14,11 @@ from oncely.audit.evidence import Cell, Holder, Keys, Tally
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_REJECTS, OF_ROWS, OFFSET, Tables, present
 from oncely.audit.tally import MODULUS, by_partition
-from oncely.clients.sql.postgres_digest import COMPUTES, NotComputable, row_digest
-from oncely.clients.sql.postgres_types import SET_TEXTS
 from oncely.core.digest import Recipe
 from oncely.core.ranges import TopicPartition, grouped
 from oncely.errors import WrongInput
+from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, row_digest
+from oncely.stores.sql.postgres_types import SET_TEXTS
 
 _AT_ONCE = 100_000  # rows
 _WORKERS = 4  # parallel workers that the server may use for one statement

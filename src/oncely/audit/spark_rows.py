@@ -23,7 +23,6 @@ from oncely.audit.sql import open_ledger
 from oncely.audit.sqlite import as_written
 from oncely.audit.stored.log import Topics
 from oncely.audit.topic_snapshot import take
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -35,6 +34,7 @@ from oncely.config import (
 from oncely.core.digest import kind_of
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError
+from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,8 +17,6 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from oncely.clients.kafka import properties
-from oncely.clients.kafka.properties import SECRET
 from oncely.config import urls
 from oncely.config.base import shown
 from oncely.config.fill import Filling
@@ -27,6 +25,8 @@ from oncely.config.secrecy import written
 from oncely.config.source import broker_list, topic_name
 from oncely.config.spark import SparkSettings, is_secret
 from oncely.errors import ConfigError, WrongInput
+from oncely.kafka import properties
+from oncely.kafka.properties import SECRET
 from oncely.secrets import Secrets, scope
 
 SideName = Literal["left", "right"]

@@ -23,10 +23,10 @@ from oncely.audit.evidence import Cell, Committed, Holder, Keys, OfLedger, Span,
 from oncely.audit.layout import ENTRIES, parts
 from oncely.audit.report import Finding, Proof
 from oncely.audit.tables import OFFSET, PARTITION, TOPIC, Ledger, Tables, present
-from oncely.clients.sql.connection import Connect, Dialect, TableName, connect
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
+from oncely.stores.sql.connection import Connect, Dialect, TableName, connect
 
 Digests = npt.NDArray[np.uint64]
 

@@ -26,11 +26,11 @@ from oncely.audit.evidence import (
     runs_of,
 )
 from oncely.audit.stored.log import Topics
-from oncely.clients.kafka import topics as descriptions
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.records import timestamp_of
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing
+from oncely.kafka import topics as descriptions
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.records import timestamp_of
 
 _UNIT = 1_000_000  # offsets that are read in one go, at most
 _NEAR = 10_000  # offsets: reading over so many is faster than a seek

@@ -31,8 +31,6 @@ from oncely.cli.audit_options import Asked
 from oncely.cli.opened import STDIN, importable, opened, seconds
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
-from oncely.clients.sql.connection import brief_session, connect
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -49,6 +47,8 @@ from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.batch_commit import RowPlan, expected_rows
 from oncely.secrets import scope
+from oncely.stores.sql.connection import brief_session, connect
+from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,15 +13,16 @@ import pyarrow as pa
 
 from oncely.cli import screen
 from oncely.cli.local import brokers as local_brokers
-from oncely.clients.kafka import json_lines, topics
-from oncely.clients.kafka.client import ErrorState, KafkaAdmin, make
-from oncely.clients.kafka.producer_settings import producer_config
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import each
-from oncely.clients.kafka.sender import Delivered, Message, Plain
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
-from oncely.sources.kafka import KafkaSource, Watermarks
+from oncely.kafka import records as json_lines
+from oncely.kafka import topics
+from oncely.kafka.client import ErrorState, KafkaAdmin, make
+from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import each
+from oncely.kafka.sender import Delivered, Message, Plain
+from oncely.kafka.source import KafkaSource, Watermarks
 from oncely.wording import plural
 
 _TIMEOUT = 30.0  # seconds

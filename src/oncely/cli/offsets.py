@@ -13,8 +13,8 @@ from oncely.cli.opened import opened
 from oncely.cli.options import ResetTo
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.errors import WrongInput
+from oncely.kafka.reset import Verb, verb_of
 from oncely.pipeline.offsets import FENCED, Reset
-from oncely.sources.reset import Verb, verb_of
 
 
 def show_offsets(file: Path, as_json: bool) -> None:

@@ -17,9 +17,9 @@ from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
+from oncely.kafka.start import parse_moment
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import Impossible, Repaired
-from oncely.sources.start import parse_moment
 from oncely.wording import counted, plural
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")

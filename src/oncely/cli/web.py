@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from oncely.cli import screen
 from oncely.cli.opened import importable, refuse_stdin
-from oncely.clients.http_server import cannot_listen, parse_address
 from oncely.errors import OncelyError, WrongInput
 from oncely.extras import require
+from oncely.http_server import cannot_listen, parse_address
 from oncely.pipeline import Pipeline
 from oncely.secrets import Secrets
 from oncely.web.access import TOKEN, Access, checked_token, is_loopback

@@ -19,9 +19,9 @@ from oncely.core.batch import Batch, Chunk, CommitBudget
 from oncely.core.claim import NOT_COUNTED, Claim, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
-from oncely.ledgers.base import MovesPositions
 from oncely.phases import phase
 from oncely.sinks.base import CommitsChunks, PublishesBatches, Sink
+from oncely.stores.document import MovesPositions
 
 log = logging.getLogger(__name__)
 

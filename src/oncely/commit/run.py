@@ -39,9 +39,9 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
-from oncely.ledgers.base import Ledger, MovesPositions
+from oncely.kafka.source import KafkaSource
 from oncely.sinks.base import PublishesBatches, Sink
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.document import Ledger, MovesPositions
 from oncely.threads import Thread
 
 log = logging.getLogger(__name__)

@@ -31,9 +31,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from oncely.clients.sql.connection import TableName
+from oncely.kafka.start import Moment, Start, parse_moment
 from oncely.secrets import Secrets, redact
-from oncely.sources.start import Moment, Start, parse_moment
+from oncely.stores.sql.connection import TableName
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,6 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.clients.files.store import S3Options, Store
 from oncely.config.base import (
     Budget,
     Problem,
@@ -32,6 +31,7 @@ from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
 from oncely.errors import ConfigError
 from oncely.lake.partitions import parse_partition_by
+from oncely.stores.objects.store import S3Options, Store
 
 _TOPIC = Annotated[str, AfterValidator(topic_name)]
 

@@ -12,7 +12,6 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import (
     TIME,
@@ -27,7 +26,8 @@ from oncely.config.base import (
     shown,
     written,
 )
-from oncely.ledgers.sql.tables import POSITIONS
+from oncely.stores.sql.connection import TableName
+from oncely.stores.sql.tables import POSITIONS
 
 LONGEST_CALL = 240.0
 """Seconds; members of a group must poll every 300 s (``max.poll.interval.ms``)."""

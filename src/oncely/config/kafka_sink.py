@@ -11,7 +11,6 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.clients.kafka.producer_settings import checked
 from oncely.config.base import (
     PROPERTIES,
     Budget,
@@ -28,6 +27,7 @@ from oncely.config.base import (
 from oncely.config.decode import FileName
 from oncely.config.source import broker_list, topic_name
 from oncely.errors import ConfigError
+from oncely.kafka.producer_settings import checked
 
 
 @written(PROPERTIES)

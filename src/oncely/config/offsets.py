@@ -15,11 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from oncely.clients.sql.connection import TableName
 from oncely.config import urls
 from oncely.config.base import Section, Table, file_name, filled, invalid, quoted, shown
 from oncely.config.source import broker_list
-from oncely.ledgers.stores.sql import DEFAULT_TABLE
+from oncely.stores.offsets.sql import DEFAULT_TABLE
+from oncely.stores.sql.connection import TableName
 
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
 _REDIS = re.compile(r"(?:rediss?://[^/?#\s]+(?:/\d*)?|unix://\S*?/[^?#\s]+)(?:\?[^#\s]*)?")

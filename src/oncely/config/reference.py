@@ -17,12 +17,12 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from oncely.clients.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
-from oncely.clients.kafka.properties import ACCEPTED as SOURCE_PROPERTIES
 from oncely.config.base import Section, form_of
 from oncely.config.examples import EXAMPLES
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.tables import Table, keys, tables
+from oncely.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
+from oncely.kafka.properties import ACCEPTED as SOURCE_PROPERTIES
 
 _ATTRIBUTE = re.compile(r"    (\w+(?:, \w+)*): (.+)")
 _OF_TABLE = re.compile(r"`\[[\w.]+\]`(?: with `\w+ = \"\w+\"`)?[:.] ?")

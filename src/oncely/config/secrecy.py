@@ -15,10 +15,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
-from oncely.clients.kafka.properties import ACCEPTED, SECRET, is_sasl, is_tls, secret_values
 from oncely.config import urls
 from oncely.config.problems import is_secret_field, known_keys
 from oncely.config.spark import is_secret
+from oncely.kafka.properties import ACCEPTED, SECRET, is_sasl, is_tls, secret_values
 
 if TYPE_CHECKING:
     from oncely.config.pipeline import PipelineSettings

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, SecretStr, model_validator
 
-from oncely.clients.sql.connection import LONGEST_NAME, TableName
 from oncely.config import urls
 from oncely.config.base import (
     Budget,
@@ -24,7 +23,8 @@ from oncely.config.base import (
     quoted,
     shown,
 )
-from oncely.ledgers.sql.tables import TABLES
+from oncely.stores.sql.connection import LONGEST_NAME, TableName
+from oncely.stores.sql.tables import TABLES
 
 
 class SqlSinkSettings(Section):

@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, SecretStr
 
-from oncely.clients.kafka import properties
-from oncely.clients.kafka.properties import SECRET
 from oncely.config.base import (
     GROUP,
     NAMES,
@@ -24,7 +22,9 @@ from oncely.config.base import (
     shown,
     written,
 )
-from oncely.sources.start import Moment
+from oncely.kafka import properties
+from oncely.kafka.properties import SECRET
+from oncely.kafka.start import Moment
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 LONGEST_TOPIC = 249  # characters: the broker makes a directory of it

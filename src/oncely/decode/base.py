@@ -1,6 +1,6 @@
 """The port of decoders: one outcome for each record, for any bytes.
 
-Records come as an Arrow table with those columns of :data:`oncely.clients.kafka.records.RECORDS`
+Records come as an Arrow table with those columns of :data:`oncely.kafka.records.RECORDS`
 that the decoder ``needs`` (always ``value``); topic, partition and offset are always there. A
 record is named by its index in that table.
 """

@@ -26,8 +26,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from oncely.clients.kafka.topics import largest_batch
-from oncely.clients.kafka.transaction import Message
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
@@ -35,6 +33,8 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import Resets, era
 from oncely.files.table import Named, Table, instant, rows_of
+from oncely.kafka.topics import largest_batch
+from oncely.kafka.transaction import Message
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
@@ -42,7 +42,7 @@ from oncely.lake.manifest import Contents, Manifest, Replacing
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import FileNames, is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange, encode, path_key
-from oncely.ledgers.topic.cluster import Cluster
+from oncely.stores.topic.cluster import Cluster
 
 Bin: TypeAlias = "list[str]"
 """The paths of two or more files in the order of their rows, to be written as one."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from oncely.clients.files.store import Store
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Allowed, Named, Table, read_as, table_of
 from oncely.lake.records import ManifestFile
+from oncely.stores.objects.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

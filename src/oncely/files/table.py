@@ -17,7 +17,6 @@ import msgspec
 import pyarrow as pa
 
 from oncely.artifacts import cache_directory
-from oncely.clients.files.store import NoSuchFile, Store
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved, wanted_schema
@@ -26,10 +25,11 @@ from oncely.lake.conform import Rounding
 from oncely.lake.manifest import Contents, Manifest
 from oncely.lake.partitions import PartitionColumn, parse_partition_by
 from oncely.lake.records import Format, ManifestFile
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import View
 from oncely.pipeline import Pipeline
 from oncely.pipeline.files_destination import FilesDestination
+from oncely.stores.objects.store import NoSuchFile, Store
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.records import View
 
 Where = Mapping[str, str | None]
 """Required values of partition columns; None: the column has no value."""

@@ -32,13 +32,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from oncely.clients.files.store import Stored
 from oncely.errors import ConfigError
 from oncely.files.table import Table
 from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, limits_of, valid_leases
 from oncely.lake.manifest import Contents
 from oncely.lake.partitions import is_file
+from oncely.stores.objects.store import Stored
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may return whole seconds, and the coordinator
@@ -46,7 +46,7 @@ ends a transaction up to ten seconds late
 (transaction.abort.timed.out.transaction.cleanup.interval.ms)."""
 
 _PROBE = re.compile(r"\.oncely-probe-[0-9a-f]+")
-"""See :mod:`oncely.clients.files.store`."""
+"""See :mod:`oncely.stores.objects.store`."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.files.store import NoSuchFile, Store
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
@@ -27,6 +26,7 @@ from oncely.lake.conform import held_schema
 from oncely.lake.manifest import Contents
 from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.lake.records import ManifestFile
+from oncely.stores.objects.store import NoSuchFile, Store
 
 _THREADS = 4
 _QUEUED = 64

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from oncely.clients.files.store import Store, Stored
+from oncely.stores.objects.store import Store, Stored
 
 FOLDER = "_oncely/staging"
 """The folder below the root, beside the owner's file."""

@@ -53,13 +53,10 @@ from typing import Any, Self
 import confluent_kafka as ck
 import msgspec
 
-from oncely.clients.files.root import shown_url
-from oncely.clients.files.store import Store
-from oncely.clients.kafka.client import ErrorState, KafkaAdmin
-from oncely.clients.kafka.compacted_topic import TopicLog
-from oncely.clients.kafka.topics import configured, identified, largest_batch
-from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch, Stopped
+from oncely.kafka.client import ErrorState, KafkaAdmin
+from oncely.kafka.topics import TopicLog, configured, identified, largest_batch
+from oncely.kafka.transaction import Message, Transaction
 from oncely.lake import snapshot
 from oncely.lake.records import (
     ManifestFile,
@@ -75,8 +72,10 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.snapshot import FIELDS, LiveFiles
-from oncely.ledgers.topic.cluster import READER, Cluster, PipelineTopics
-from oncely.ledgers.topic.compare_and_set import compare_and_set
+from oncely.stores.objects.root import shown_url
+from oncely.stores.objects.store import Store
+from oncely.stores.topic.cluster import READER, Cluster, PipelineTopics
+from oncely.stores.topic.compare_and_set import compare_and_set
 
 _OWN_ONES = "give every pipeline a manifest topic, a schema topic and a root of its own"
 

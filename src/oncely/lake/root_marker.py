@@ -21,8 +21,8 @@ from contextlib import suppress
 
 import msgspec
 
-from oncely.clients.files.store import NoSuchFile, Store
 from oncely.errors import ConfigError, InvariantViolation
+from oncely.stores.objects.store import NoSuchFile, Store
 
 PATH = "_oncely/owner.json"
 """The path below the root. An underscore hides it from tools that read directories."""

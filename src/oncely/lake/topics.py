@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.topics import SEGMENTS, find_compacted, missing
 from oncely.errors import ConfigError
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.topics import SEGMENTS, find_compacted, missing
 
 _DAY = 86_400_000  # milliseconds
 

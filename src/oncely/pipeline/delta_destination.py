@@ -9,9 +9,6 @@ from functools import cached_property, partial
 
 import pyarrow as pa
 
-from oncely.clients.delta import DeltaConnect, connect
-from oncely.clients.files.store import Connect as FilesConnect
-from oncely.clients.files.store import connect as connect_files
 from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
@@ -19,6 +16,7 @@ from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError
+from oncely.kinds.delta.log import DeltaConnect, connect
 from oncely.pipeline.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
@@ -26,6 +24,8 @@ from oncely.sinks.base import Discard
 from oncely.sinks.delta.rewrite import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import DeltaFormat
+from oncely.stores.objects.store import Connect as FilesConnect
+from oncely.stores.objects.store import connect as connect_files
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,6 @@ import pyarrow as pa
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, OncelyError, TableMismatch, WrongInput
-from oncely.ledgers.same_source import same_cluster, same_topics
-from oncely.ledgers.sql.activity import Activity
-from oncely.ledgers.stores.ledger import SAY_WHERE
 from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 from oncely.sinks.base import (
@@ -27,6 +24,9 @@ from oncely.sinks.base import (
     Sink,
 )
 from oncely.sinks.sql.privileges import Room
+from oncely.stores.document import same_cluster, same_topics
+from oncely.stores.offsets.base import SAY_WHERE
+from oncely.stores.sql.tables import Activity
 
 if TYPE_CHECKING:
     from oncely.sinks.files.rewrite import FilesRewrites

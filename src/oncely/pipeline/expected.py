@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import table_of
 from oncely.config import DeltaSinkSettings, KafkaSinkSettings, SqlSinkSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
@@ -23,6 +21,8 @@ from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecord
 from oncely.core.ranges import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import table_of
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.sinks.delta.task import DeltaFormat, accepted
 from oncely.sinks.kafka.messages import encode

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from oncely.clients.files.store import Connect as FilesConnect
-from oncely.clients.files.store import connect as connect_files
 from oncely.config import FilesSinkSettings, JsonDecode
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
@@ -18,6 +16,8 @@ from oncely.pipeline.topic_destination import TopicDestination
 from oncely.sinks.files.rewrite import FilesRewrites, replay_into_files
 from oncely.sinks.files.sink import FilesSink, Topics
 from oncely.sinks.kafka.replay import TopicReplay
+from oncely.stores.objects.store import Connect as FilesConnect
+from oncely.stores.objects.store import connect as connect_files
 
 _NESTED = (
     "sink.partition_by: a point in a name is taken as part of it; members of objects can't be"

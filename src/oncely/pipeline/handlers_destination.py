@@ -9,8 +9,6 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connect
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
@@ -23,6 +21,8 @@ from oncely.sinks.sql.privileges import Needs, missing_privileges
 from oncely.sinks.sql.rewrite import discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
+from oncely.stores.sql.connection import Connect
+from oncely.stores.sql.dialects import dialect_for
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncely.clients.kafka.client import at_start
-from oncely.clients.kafka.properties import SECRET
 from oncely.config import parse
 from oncely.config.urls import passwords
 from oncely.errors import ConfigError, WrongInput
+from oncely.kafka.client import at_start
+from oncely.kafka.properties import SECRET
+from oncely.kafka.source import sample
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, table_of, written
 from oncely.secrets import scope
-from oncely.sources.sample import sample
 
 _FILLED = re.compile(r"\$\{[^{}]+\}")
 _BROKERS = "BROKERS"

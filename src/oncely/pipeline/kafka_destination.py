@@ -10,10 +10,10 @@ from typing import Literal
 
 import pyarrow as pa
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.client import KafkaAdmin
 from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
+from oncely.kafka import topics
+from oncely.kafka.client import KafkaAdmin
 from oncely.pipeline.destination import SinkFacts
 from oncely.pipeline.topic_destination import TopicDestination, kept_ms
 from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat

@@ -17,9 +17,9 @@ from oncely.core import events
 from oncely.core.claim import Opened, Takeover
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
+from oncely.kafka.reset import ResetPlan, Verb, plan_reset
+from oncely.kafka.source import KafkaSource, Watermarks
 from oncely.pipeline.running import logged
-from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.reset import ResetPlan, Verb, plan_reset
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

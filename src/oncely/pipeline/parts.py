@@ -11,13 +11,6 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from oncely.clients.delta import DeltaConnect
-from oncely.clients.delta import connect as connect_delta
-from oncely.clients.files.store import Connect as FilesConnect
-from oncely.clients.files.store import connect as connect_files
-from oncely.clients.kafka import properties
-from oncely.clients.kafka.client import make
-from oncely.clients.sql.connection import Connect, connect
 from oncely.commit.run import Interval
 from oncely.config import (
     DeltaSinkSettings,
@@ -29,12 +22,19 @@ from oncely.config import (
 from oncely.config.arguments import checked
 from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
-from oncely.ledgers.topic.cluster import Connect as KafkaConnect
+from oncely.kafka import properties
+from oncely.kafka.client import make
+from oncely.kafka.source import KafkaSource
+from oncely.kafka.start import Moment
+from oncely.kinds.delta.log import DeltaConnect
+from oncely.kinds.delta.log import connect as connect_delta
 from oncely.pipeline.sql_destination import SqlDestination
 from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
-from oncely.sources.kafka import KafkaSource
-from oncely.sources.start import Moment
+from oncely.stores.objects.store import Connect as FilesConnect
+from oncely.stores.objects.store import connect as connect_files
+from oncely.stores.sql.connection import Connect, connect
+from oncely.stores.topic.cluster import Connect as KafkaConnect
 from oncely.users_function import said
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from oncely.commit.delivery import Order
     from oncely.decode.base import Decoder
-    from oncely.ledgers.stores.ledger import StoreLedger
     from oncely.pipeline.destination import Destination, LedgerState
     from oncely.pipeline.expected import PipelineExpected
     from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
     from oncely.sinks.base import Sink
     from oncely.sinks.handlers.sink import Handler
+    from oncely.stores.offsets.base import StoreLedger
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -296,7 +296,7 @@ class Parts:
         Raises:
             ConfigError: the client's package is not installed.
         """
-        from oncely.ledgers.stores.ledger import StoreLedger
+        from oncely.stores.offsets.base import StoreLedger
 
         store = store_of(self.settings.offsets, self.settings.name, self.source)
         return None if store is None else StoreLedger(store, self.settings.name)

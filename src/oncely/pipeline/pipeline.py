@@ -7,9 +7,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
-from oncely.clients.kafka.client import at_start
 from oncely.config import PipelineSettings, load
 from oncely.core import events
+from oncely.kafka.client import at_start
 from oncely.pipeline.parts import Parts, hiding
 from oncely.runtimes.stop import StopSignal
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
     from oncely.core.ranges import OffsetRange, TopicPartition
+    from oncely.kafka.reset import Verb
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
     from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
-    from oncely.sources.reset import Verb
     from oncely.verify.report import Report as VerifyReport
 
 

@@ -16,7 +16,7 @@ from oncely.config.secrecy import unprotected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
-from oncely.ledgers.same_source import same_topics
+from oncely.kafka.source import Watermarks, missing_permissions, needed_acls
 from oncely.pipeline.destination import (
     LOST_WAY_OUT,
     Connections,
@@ -32,8 +32,7 @@ from oncely.pipeline.working import refuse_unfit
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe, refusals
 from oncely.runtimes.takeover import refuse_cut
-from oncely.sources.kafka import Watermarks
-from oncely.sources.permissions import missing_permissions, needed_acls
+from oncely.stores.document import same_topics
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

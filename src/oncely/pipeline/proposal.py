@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncely.clients.sql.connection import LONGEST_NAME
 from oncely.decode.base import InvalidRecord
 from oncely.decode.merging import CannotMerge, type_of
 from oncely.decode.reference import Whole, json_text, parse_object, parse_value
@@ -26,6 +25,7 @@ from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
 from oncely.reject_summary import printable
 from oncely.sinks.sql.target import SOURCE_COLUMNS
+from oncely.stores.sql.connection import LONGEST_NAME
 
 _SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
 """The names of PostgreSQL's system columns."""

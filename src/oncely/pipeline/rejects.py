@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.json_lines import shown
 from oncely.commit import replay as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -28,12 +27,13 @@ from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TopicMissing, WrongInput
 from oncely.extras import require
+from oncely.kafka.records import shown
+from oncely.kafka.start import parse_moment
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import NO_TOMBSTONES, transform_rows
 from oncely.sinks.base import Judge, Judged
-from oncely.sources.start import parse_moment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from oncely.clients.http_server import Page, Server
-from oncely.clients.kafka.client import at_start
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
+from oncely.http_server import Page, Server
+from oncely.kafka.client import at_start
 from oncely.pipeline.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.result import Counts, RunResult

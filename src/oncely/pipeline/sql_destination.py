@@ -15,17 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import Connect, Connection, brief_session
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.sqlite import Sqlite
 from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
-from oncely.ledgers.sql.activity import activity
-from oncely.ledgers.sql.same_table import check_known_table, check_same_table
-from oncely.ledgers.sql.takeover import require_ledger
 from oncely.pipeline.destination import (
     Check,
     Connections,
@@ -41,6 +35,11 @@ from oncely.sinks.sql.privileges import Needs, Room, further_privileges, missing
 from oncely.sinks.sql.rewrite import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
+from oncely.stores.sql.connection import Connect, Connection, brief_session
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.sqlite import Sqlite
+from oncely.stores.sql.tables import activity
+from oncely.stores.sql.takeover import check_known_table, check_same_table, require_ledger
 
 
 def look(sink: SqlSink) -> LedgerState:

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, Rebalances
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
+from oncely.kafka.group import GroupConsumer, Membership, Rebalances
 from oncely.runtimes.election import Election
 from oncely.runtimes.stop import StopSignal
 

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from oncely.clients.kafka.groups import Member
 from oncely.config import FilterSettings
 from oncely.core.progress import STALL_SECONDS, WARN_SECONDS, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Unavailable, WrongInput
-from oncely.ledgers.sql.activity import Activity
+from oncely.kafka.group import Member
+from oncely.kafka.source import KafkaSource, PartitionLag, measure_lag, open_transactions
 from oncely.pipeline.destination import LedgerState
-from oncely.sources.kafka import KafkaSource
-from oncely.sources.lag import PartitionLag, measure_lag, open_transactions
+from oncely.stores.sql.tables import Activity
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:

@@ -23,12 +23,7 @@ from oncely.config.offsets import (
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
-from oncely.ledgers.stores.base import OffsetStore
-from oncely.ledgers.stores.file import FileStore
-from oncely.ledgers.stores.kafka import KafkaStore
-from oncely.ledgers.stores.redis import RedisStore
-from oncely.ledgers.stores.sql import SqlStore
-from oncely.ledgers.stores.zookeeper import ZooKeeperStore
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.sinks.base import (
     Discard,
@@ -36,7 +31,12 @@ from oncely.sinks.base import (
     RewritesRecords,
     Sink,
 )
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.offsets.base import OffsetStore
+from oncely.stores.offsets.file import FileStore
+from oncely.stores.offsets.kafka import KafkaStore
+from oncely.stores.offsets.redis import RedisStore
+from oncely.stores.offsets.sql import SqlStore
+from oncely.stores.offsets.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
     from oncely.sinks.files.rewrite import FilesRewrites

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pydantic import ValidationError
 
-from oncely.clients.sql.connection import connect
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config import SqlSinkSettings
 from oncely.config.arguments import checked
 from oncely.config.problems import explain, joined
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.pipeline.sql_destination import check_table, look
 from oncely.runtimes.spark.plugin import (
@@ -29,7 +28,8 @@ from oncely.runtimes.spark.plugin import (
 )
 from oncely.sinks.sql.sink import SqlSink
 from oncely.sinks.sql.target import Wanted
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.sql.connection import connect
+from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,12 +11,13 @@ from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from oncely.clients.kafka import limits, topics
-from oncely.clients.kafka.client import KafkaAdmin, make
 from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError, TableMismatch
-from oncely.ledgers.topic.cluster import Connect, PipelineTopics
+from oncely.kafka import topics
+from oncely.kafka import topics as limits
+from oncely.kafka.client import KafkaAdmin, make
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline.destination import (
     Check,
     Inspection,
@@ -28,7 +29,7 @@ from oncely.pipeline.destination import (
 from oncely.pipeline.topic_ledger import TopicLedger
 from oncely.sinks.files.sink import FilesSink
 from oncely.sinks.kafka.sink import KafkaSink
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.topic.cluster import Connect, PipelineTopics
 
 S = TypeVar("S", bound=KafkaSink | FilesSink)
 _UNKNOWN = topics.Layout(None, None, None)

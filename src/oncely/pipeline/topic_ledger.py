@@ -6,16 +6,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.limits import check_open_files
 from oncely.core.batch import Reject
 from oncely.core.ranges import TopicPartition, from_tree
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import View
-from oncely.ledgers.topic.same_outputs import same_outputs, same_target
-from oncely.ledgers.topic.takeover import lost_partitions, refuse_foreign, refuse_lost
+from oncely.kafka import topics
+from oncely.kafka.topics import check_open_files
 from oncely.pipeline.destination import LedgerState, refusal
 from oncely.sinks.kafka.dead_letters import DeadLetters, replaying
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.records import View
+from oncely.stores.topic.takeover import (
+    lost_partitions,
+    refuse_foreign,
+    refuse_lost,
+    same_outputs,
+    same_target,
+)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oncely.clients.kafka.client import at_start
-from oncely.clients.kafka.group_consumer import GroupConsumer, Membership, worker_id
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config import (
@@ -19,6 +17,8 @@ from oncely.config import (
 )
 from oncely.core import events
 from oncely.errors import ConfigError
+from oncely.kafka.client import at_start
+from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone

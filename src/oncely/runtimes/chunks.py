@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.records import RECORDS, KafkaRecord
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_errors
 from oncely.errors import check
+from oncely.kafka.records import RECORDS, KafkaRecord
+from oncely.kafka.source import KafkaSource
 from oncely.phases import phase, timed
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sources.kafka import KafkaSource
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Processing:
 
         Args:
             starts: the partitions of the records, and offsets that are not above theirs.
-            tables: records of the form of :data:`~oncely.clients.kafka.records.RECORDS`, ascending
+            tables: records of the form of :data:`~oncely.kafka.records.RECORDS`, ascending
                 in each partition.
             bounds: the limits of a chunk; by default all records are one.
         """

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import IntArray, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
+from oncely.kafka.records import RECORDS
 from oncely.runtimes.row_transform import SqlTransform
 from oncely.sinks.handlers.batch import Record
 from oncely.users_function import returned, said, users_function

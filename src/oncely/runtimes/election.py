@@ -19,10 +19,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, WrongInput
+from oncely.kafka.group import GroupConsumer, Rebalances
 from oncely.runtimes.stop import StopSignal
 from oncely.threads import Thread
 

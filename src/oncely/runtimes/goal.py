@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import DataLost
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.source import KafkaSource
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 30.0  # a broker that has lost its leadership may answer for less than that

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka.source import KafkaSource
 from oncely.threads import Thread
 
 log = logging.getLogger(__name__)

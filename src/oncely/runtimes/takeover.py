@@ -22,8 +22,8 @@ from oncely.core import events
 from oncely.core.claim import NO_RECORDS, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, SourceMismatch, Unavailable
-from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.start import Start
+from oncely.kafka.source import KafkaSource, Watermarks
+from oncely.kafka.start import Start
 
 Positions = Mapping[TopicPartition, Position]
 Partitions = frozenset[TopicPartition]

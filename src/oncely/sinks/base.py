@@ -30,7 +30,7 @@ from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Stopped
-from oncely.ledgers.base import Ledger
+from oncely.stores.document import Ledger
 
 
 class Sink(Protocol):
@@ -58,7 +58,7 @@ class Sink(Protocol):
 
         Raises:
             TableMismatch: the destination does not accept the rows.
-            OncelyError: see :meth:`oncely.ledgers.base.Ledger.open`.
+            OncelyError: see :meth:`oncely.stores.document.Ledger.open`.
         """
 
     def bind(self) -> Self:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from oncely.clients.sql.connection import Connection, Dialect, connect
+from oncely.stores.sql.connection import Connection, Dialect, connect
 from oncely.testing.processes import kill_self
 
 LEND, FUNCTION, GIVE_BACK = "LEND", "a statement of the function", "GIVE BACK"

@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 import psutil
 
-from oncely.clients.files.store import FileSystem, connect
-from oncely.clients.kafka.client import make
-from oncely.clients.kafka.sender import Producer
 from oncely.core import events
 from oncely.errors import OncelyError
+from oncely.kafka.client import make
+from oncely.kafka.sender import Producer
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
+from oncely.stores.objects.store import FileSystem, connect
 from oncely.testing.processes import Child, await_that, child, stop_self, tree
 
 Point = Literal["commit", "write"]

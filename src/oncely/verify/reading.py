@@ -17,8 +17,6 @@ from oncely.audit.stored import delta_document as delta
 from oncely.audit.stored import manifest as manifests
 from oncely.audit.stored import sql_ledger, topic_ledger
 from oncely.audit.stored.log import Topics
-from oncely.clients.files.store import NoSuchFile, Store
-from oncely.clients.sql.dialects import dialect_for
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,
@@ -30,6 +28,8 @@ from oncely.config import (
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
 from oncely.errors import TableMismatch
+from oncely.stores.objects.store import NoSuchFile, Store
+from oncely.stores.sql.dialects import dialect_for
 
 DATA = "data"
 HOLE = "hole"

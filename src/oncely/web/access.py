@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from oncely.clients.http_server import is_own_host
 from oncely.errors import ConfigError
+from oncely.http_server import is_own_host
 
 TOKEN = "ONCELY_WEB_TOKEN"  # noqa: S105 - the name of the variable
 _SHORTEST = 16

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
 from oncely.pipeline.rejects import RejectFilter
-from oncely.sources.reset import Verb
 from oncely.web.model import Problem, tried
 from oncely.wording import plural
 

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.clients.kafka.json_lines import in_words
 from oncely.config import FilesSinkSettings
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
@@ -21,6 +20,7 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
 from oncely.files.table import table_of
+from oncely.kafka.records import in_words
 from oncely.lake.manifest import Contents
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of

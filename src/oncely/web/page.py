@@ -16,15 +16,15 @@ from urllib.parse import quote, urlencode
 from oncely.audit.page import picture
 from oncely.audit.report import Report
 from oncely.audit.wording import verdict_sentence
-from oncely.clients.kafka.groups import Member
 from oncely.core.ranges import TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
+from oncely.kafka.group import Member
+from oncely.kafka.reset import VERBS
+from oncely.kafka.source import PartitionLag
 from oncely.pipeline.offsets import FENCED, Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level
 from oncely.reject_summary import printable
-from oncely.sources.lag import PartitionLag
-from oncely.sources.reset import VERBS
 from oncely.verify.reading import AMENDMENTS
 from oncely.web.changes import Job
 from oncely.web.model import (

@@ -23,14 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from oncely import http_server
 from oncely.audit.wording import redacted
-from oncely.clients import http_server
 from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
+from oncely.kafka.reset import verb_of
 from oncely.pipeline import Pipeline
 from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
-from oncely.sources.reset import verb_of
 from oncely.web import page
 from oncely.web.access import TOKEN, Access
 from oncely.web.audits import newest

@@ -13,7 +13,7 @@ from oncely.audit import topic_snapshot
 from oncely.audit.stored import dead_letters, delta_document, manifest, topic_ledger
 from oncely.core.ranges import TopicPartition
 from oncely.errors import OlderFormat
-from oncely.ledgers.topic.records import LedgerKeys, View, read_stamp
+from oncely.stores.topic.records import LedgerKeys, View, read_stamp
 from tests.golden.compare import FILES
 from tests.storedtools import Message, golden
 

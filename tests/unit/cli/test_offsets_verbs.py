@@ -9,8 +9,8 @@ import pytest
 from oncely.cli.offsets import chosen_verb
 from oncely.cli.options import ResetTo
 from oncely.errors import WrongInput
+from oncely.kafka.reset import Verb
 from oncely.reject_summary import printable
-from oncely.sources.reset import Verb
 
 
 @pytest.mark.parametrize(

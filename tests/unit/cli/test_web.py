@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from oncely import http_server
 from oncely.cli import screen
 from oncely.cli.web import serve
-from oncely.clients import http_server
 from oncely.errors import ConfigError, WrongInput
 from oncely.secrets import Secrets
 from oncely.testing.processes import await_that

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from oncely.clients.kafka.inbox import MESSAGE, Inbox, memory_of
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.inbox import MESSAGE, Inbox, memory_of
 from oncely.runtimes.worker.assignment import Fetched
 
 Headers = list[tuple[str, bytes | None]]

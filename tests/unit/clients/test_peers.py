@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka import client as clients
-from oncely.clients.kafka.client import KafkaAdmin, at_start, refuse_strangers
-from oncely.clients.peers import protocol_at
-from oncely.clients.sql.postgres import _refuse_broker
 from oncely.config import parse
 from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.kafka import client as clients
+from oncely.kafka.client import KafkaAdmin, at_start, refuse_strangers
+from oncely.kafka.source import KafkaSource
+from oncely.peers import protocol_at
 from oncely.pipeline import Pipeline
 from oncely.pipeline.init import Wanted, pipeline_file
 from oncely.pipeline.running import preflight
 from oncely.pipeline.working import work
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.kafka import KafkaSource
+from oncely.stores.sql.postgres import _refuse_broker
 from oncely.testing.servers.ports import free_port
 
 ANSWERS = {

@@ -8,10 +8,10 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from oncely.clients.sql.connection import BadData
-from oncely.clients.sql.postgres import PostgresConnection
-from oncely.clients.sql.postgres_session import WatchedSession
 from oncely.errors import Stopped, Unavailable
+from oncely.stores.sql.connection import BadData
+from oncely.stores.sql.postgres import PostgresConnection
+from oncely.stores.sql.postgres_session import WatchedSession
 
 
 class Failing:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaError, KafkaException
 
-from oncely.clients.kafka import reader as readers
-from oncely.clients.kafka.inbox import ColumnInbox
-from oncely.clients.kafka.reader import Piece, Reader, _runs
-from oncely.clients.kafka.records import RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
+from oncely.kafka import reader as readers
+from oncely.kafka.inbox import ColumnInbox
+from oncely.kafka.reader import Piece, Reader, _runs
+from oncely.kafka.records import RECORDS
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 ENDED = KafkaError._PARTITION_EOF

@@ -10,12 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pydantic import SecretStr
 
-from oncely.clients.delta import DeltaTables
-from oncely.clients.files.conditional_writes import require_conditional_writes
-from oncely.clients.files.s3_options import S3Options
-from oncely.clients.files.store import connect
 from oncely.config import S3Settings
 from oncely.errors import OncelyError
+from oncely.kinds.delta.log import DeltaTables
+from oncely.stores.objects.s3 import S3Options, require_conditional_writes
+from oncely.stores.objects.store import connect
 
 URL = "s3://lake/events"
 

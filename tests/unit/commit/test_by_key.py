@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import close_all
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import ByKey, Outcome, commit, pass_over
 from oncely.core.batch import Chunk
@@ -21,8 +20,9 @@ from oncely.core.lanes import lane_of
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, OncelyError, Stopped, Unavailable
-from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.stores.sql.connection import close_all
+from oncely.stores.sql.ledger import SqlLedger
 from oncely.verify.check import check
 from oncely.verify.log import Log
 from oncely.verify.reading import Entry as Stored

@@ -99,7 +99,7 @@ def test_each_public_method_is_in_the_table() -> None:
 
 
 def test_reset_topics_are_no_text() -> None:
-    from oncely.sources.reset import Verb
+    from oncely.kafka.reset import Verb
 
     with pytest.raises(ConfigError, match=r"^topics: found 't'; allowed: a list of texts"):
         pipeline().reset(Verb("to-earliest", 0), "t")

@@ -11,9 +11,9 @@ from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import SourceMismatch
+from oncely.kafka.reset import Verb
+from oncely.kafka.source import KafkaSource, Watermarks
 from oncely.pipeline import Pipeline
-from oncely.sources.kafka import KafkaSource, Watermarks
-from oncely.sources.reset import Verb
 
 TP = TopicPartition("orders", 0)
 KNOWN = SourceIdentity("cluster-1", {"orders": "id-1"})

@@ -11,12 +11,12 @@ import pytest
 
 from oncely.config import FilterSettings
 from oncely.core.ranges import SourceIdentity, TopicPartition
-from oncely.ledgers.sql import activity
-from oncely.ledgers.sql.activity import Activity
+from oncely.kafka.source import PartitionLag
 from oncely.pipeline import status
 from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.status import Status
-from oncely.sources.lag import PartitionLag
+from oncely.stores.sql import tables as activity
+from oncely.stores.sql.tables import Activity
 
 NOW = datetime(2026, 11, 23, 6, tzinfo=UTC)
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from oncely.cli import screen
 from oncely.cli.plan import show_trial
-from oncely.clients.kafka.records import RECORDS
 from oncely.config import parse
+from oncely.kafka.records import RECORDS
 from oncely.pipeline import Pipeline
 from oncely.pipeline import trial as trials
 from oncely.pipeline.trial import Trial, trial

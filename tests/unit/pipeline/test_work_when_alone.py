@@ -10,9 +10,9 @@ import pytest
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
+from oncely.kafka.source import KafkaSource
 from oncely.pipeline import Pipeline, standby
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.kafka import KafkaSource
 from tests.unit.pipeline.test_run_when_elected import MINIMAL, outcomes
 
 PIPELINE = Pipeline(parse(MINIMAL))

@@ -13,12 +13,12 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from oncely.clients.kafka.records import RECORDS
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError, Interrupted
+from oncely.kafka.records import RECORDS
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
 from oncely.runtimes.row_transform import Unchanged

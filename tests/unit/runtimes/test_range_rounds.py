@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk, Staged
 from oncely.core.claim import Fence, RejectCount
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -22,6 +21,7 @@ from oncely.lake.records import read_receipt
 from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.runtimes.batches.commit import Answer, RangeCommit
 from oncely.sinks.files.task import FilesTask
+from oncely.stores.objects.store import Store
 
 TASKS = 30
 

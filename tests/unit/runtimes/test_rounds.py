@@ -15,11 +15,11 @@ from oncely.core import events
 from oncely.core.claim import Counts, Fence, Opened
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, UnreadableBatch
+from oncely.kafka.source import Look, Watermarks
 from oncely.runtimes import goal
 from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun, RunSettings
 from oncely.runtimes.stop import StopSignal
-from oncely.sources.kafka import Look, Watermarks
 from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

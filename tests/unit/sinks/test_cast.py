@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.clients.sql.connection import ColumnFit
 from oncely.sinks.sql.cast import cast_rows
+from oncely.stores.sql.connection import ColumnFit
 
 DECIMAL = pa.decimal128(10, 2)
 DEEP = pa.struct(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oncely.clients.kafka.records import KafkaRecord
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.records import KafkaRecord
 from oncely.sinks.kafka.dead_letter_messages import dead_letter, opened
 from oncely.sinks.kafka.messages import batch_size
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from oncely.clients.sql.dialects import dialect_for
-from oncely.clients.sql.postgres import Postgres
-from oncely.clients.sql.sqlite import Sqlite
 from oncely.errors import ConfigError, Unavailable
+from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.postgres import Postgres
+from oncely.stores.sql.sqlite import Sqlite
 from oncely.testing.servers.ports import free_port
 
 
@@ -89,7 +89,7 @@ def test_they_are_shipped_to_executors(url: str) -> None:
 def test_an_executor_hides_the_password_though_it_has_read_no_configuration() -> None:
     """The URL alone says what to hide from the texts of libpq."""
     code = (
-        "from oncely.clients.sql.postgres import Postgres\n"
+        "from oncely.stores.sql.postgres import Postgres\n"
         "from oncely.errors import OncelyError\n"
         "try:\n"
         "    Postgres('postgresql://ann:canary-5@canary-5.invalid:1/d').connect('x')\n"

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.files.root import below
 from oncely.decode.infer import InferringJson
 from oncely.decode.reference import parse_object
 from oncely.errors import ConfigError
@@ -28,6 +27,7 @@ from oncely.lake.partitions import (
     parse_partition_by,
     split,
 )
+from oncely.stores.objects.root import below
 
 HIVE = "__HIVE_DEFAULT_PARTITION__"
 BY_HOUR = parse_partition_by(("date(ts)", "hour(ts)"))

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -24,6 +23,7 @@ from oncely.lake.partitions import parse_partition_by
 from oncely.lake.records import Scope, WrittenFile, encode, read_receipt, read_schema, schema_key
 from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.sinks.files.task import FilesTask
+from oncely.stores.objects.store import Store
 
 T0 = TopicPartition("events", 0)
 BY = ("user", "date(ts)")

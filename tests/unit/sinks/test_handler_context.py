@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from oncely import context
-from oncely.clients.kafka.records import RECORDS
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kafka.records import RECORDS
 from oncely.sinks.handlers.batch import Portion
 from oncely.sinks.handlers.sink import HandlersSink, _Attempt
 

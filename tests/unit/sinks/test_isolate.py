@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.clients.sql.connection import BadData
 from oncely.core.claim import PositionMoved
 from oncely.sinks.sql.write import insert_or_isolate
+from oncely.stores.sql.connection import BadData
 
 
 class Fake:

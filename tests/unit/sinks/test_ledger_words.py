@@ -11,8 +11,8 @@ import pytest
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import NewerFormat, OlderFormat, Stopped
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import (
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.records import (
     LedgerKeys,
     OffsetMetadata,
     View,
@@ -86,7 +86,7 @@ def test_a_record_without_a_format_has_the_first_one() -> None:
 
 def test_foreign_messages_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster(PipelineTopics("127.0.0.1:1", "p", "g", "ledger"))
-    with caplog.at_level(logging.WARNING, "oncely.ledgers.topic.cluster"):
+    with caplog.at_level(logging.WARNING, "oncely.stores.topic.cluster"):
         for offset in (3, 4, 5):
             message: Any = SimpleNamespace(
                 key=lambda: b"no JSON", value=lambda: b"x", offset=lambda at=offset: at

@@ -9,12 +9,12 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
-from oncely.clients.kafka import transaction
-from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.sender import InstanceFenced, Producer, Sender, served
-from oncely.clients.kafka.transaction import Transaction
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
+from oncely.kafka import transaction
+from oncely.kafka.client import ErrorState, make
+from oncely.kafka.sender import InstanceFenced, Producer, Sender, served
+from oncely.kafka.transaction import Transaction
 
 BARE = pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="this Python makes an exception of whatever is raised"

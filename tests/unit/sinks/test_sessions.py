@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.sql.connection import (
+from oncely.errors import Unavailable
+from oncely.stores.sql.connection import (
     BadData,
     application_name,
     application_prefix,
@@ -16,8 +17,7 @@ from oncely.clients.sql.connection import (
     session,
     transaction,
 )
-from oncely.clients.sql.dialects import dialect_for
-from oncely.errors import Unavailable
+from oncely.stores.sql.dialects import dialect_for
 
 DIALECT = dialect_for("postgresql://nowhere.invalid/x")
 

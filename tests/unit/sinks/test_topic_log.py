@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.compacted_topic import TopicLog
 from oncely.errors import Unavailable
+from oncely.kafka.topics import TopicLog
 from tests import jobtools
 
 TIMEOUT = 30.0

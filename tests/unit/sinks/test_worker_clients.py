@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from oncely.ledgers.topic import ledger
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.ledger import TopicLedger
+from oncely.stores.topic import ledger
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.ledger import TopicLedger
 from oncely.testing.servers.ports import free_port
 
 

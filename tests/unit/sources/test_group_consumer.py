@@ -9,18 +9,19 @@ from typing import Any, get_args
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka import group_consumer, groups
-from oncely.clients.kafka.client import KafkaAdmin
-from oncely.clients.kafka.group_consumer import (
+from oncely.config import parse
+from oncely.core.ranges import TopicPartition
+from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, WrongInput
+from oncely.kafka import group as group_consumer
+from oncely.kafka import group as groups
+from oncely.kafka.client import KafkaAdmin
+from oncely.kafka.group import (
     GroupConsumer,
     Membership,
     Protocols,
     worker_id,
 )
-from oncely.clients.kafka.inbox import Polled
-from oncely.config import parse
-from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, WrongInput
+from oncely.kafka.inbox import Polled
 from tests.extras import IN_THE_BASE, PIPELINE
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

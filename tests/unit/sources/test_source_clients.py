@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from oncely.clients.kafka import client as clients
-from oncely.clients.kafka.client import KafkaAdmin, stay_connected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Unavailable
-from oncely.sources.kafka import KafkaSource
+from oncely.kafka import client as clients
+from oncely.kafka.client import KafkaAdmin, stay_connected
+from oncely.kafka.source import KafkaSource
 from oncely.testing.servers.ports import free_port
 
 TP = TopicPartition("t", 0)
@@ -48,7 +48,7 @@ def test_a_broker_that_is_not_there(call: str, capfd: pytest.CaptureFixture[str]
 
 def test_librdkafkas_lines_go_to_the_logger_once(caplog: pytest.LogCaptureFixture) -> None:
     source = KafkaSource(f"127.0.0.1:{free_port()}", ["t"], timeout=1.0)
-    with caplog.at_level(logging.DEBUG, "oncely.sources.kafka"), pytest.raises(Unavailable):
+    with caplog.at_level(logging.DEBUG, "oncely.kafka.source"), pytest.raises(Unavailable):
         source.identity()
     lines = [r.message for r in caplog.records if "Connection refused" in r.message]
     assert lines

@@ -7,8 +7,8 @@ from pathlib import Path
 import confluent_kafka as ck
 import pytest
 
-from oncely.clients.kafka import properties
 from oncely.errors import ConfigError
+from oncely.kafka import properties
 
 PLAIN = {
     "security.protocol": "SASL_SSL",

@@ -6,7 +6,7 @@ import pytest
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import WrongInput
-from oncely.sources.reset import Verb, parse_duration, parse_time, plan_reset
+from oncely.kafka.reset import Verb, parse_duration, parse_time, plan_reset
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 CURRENT, EARLIEST, END = {A: 50, B: 5}, {A: 10, B: 0}, {A: 100, B: 20}

@@ -16,10 +16,10 @@ from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Unavailable, WrongInput
+from oncely.kafka.source import PartitionLag
 from oncely.pipeline.status import Status
 from oncely.reject_summary import RejectSummary, printable
 from oncely.secrets import Secrets
-from oncely.sources.lag import PartitionLag
 from oncely.testing.processes import await_that
 from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
 from oncely.web.model import (

@@ -15,9 +15,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from oncely.audit.report import Report
-from oncely.clients.kafka.groups import Member
 from oncely.errors import ConfigError, Unavailable
 from oncely.html import style_hash
+from oncely.kafka.group import Member
 from oncely.pipeline.status import NOBODY, Judgement
 from oncely.testing.processes import await_that
 from oncely.web import page

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.topic_ledger import TopicLedger
-from oncely.clients.kafka.records import headers_of
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.records import headers_of
 
 
 class Letter(NamedTuple):

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 
 from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.topic_ledger import StoredTotals
-from oncely.clients.files.store import NoSuchFile, Store
 from oncely.core.ranges import TopicPartition, from_tree
 from oncely.errors import OlderFormat
+from oncely.stores.objects.store import NoSuchFile, Store
 
 _FOLDER = "_oncely"
 _FORMAT = 1

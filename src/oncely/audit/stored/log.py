@@ -18,8 +18,10 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.client import (
+from oncely.core.ranges import TopicPartition
+from oncely.errors import Unavailable
+from oncely.kafka import topics
+from oncely.kafka.client import (
     ErrorState,
     KafkaAdmin,
     classify_error,
@@ -27,8 +29,6 @@ from oncely.clients.kafka.client import (
     stay_connected,
     unanswered,
 )
-from oncely.core.ranges import TopicPartition
-from oncely.errors import Unavailable
 
 _READER: Mapping[str, object] = {
     "enable.auto.commit": False,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from oncely.clients.sql.claims import Claim, claims
-from oncely.clients.sql.connection import Connection, Dialect, TableName, brief_session, connect
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.errors import OlderFormat
+from oncely.stores.sql.claims import Claim, claims
+from oncely.stores.sql.connection import Connection, Dialect, TableName, brief_session, connect
 
 PIPELINES, POSITIONS, RANGES, REJECTS, AMENDMENTS = (
     f"oncely_{name}" for name in ("pipelines", "positions", "ranges", "rejects", "amendments")

@@ -27,6 +27,8 @@ from oncely.commit.path import Outcome
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, UnreadableBatch
+from oncely.kafka.source import KafkaSource
+from oncely.kafka.start import Start
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
 from oncely.runtimes.goal import Goal
@@ -35,8 +37,6 @@ from oncely.runtimes.mirror import Mirror
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
-from oncely.sources.kafka import KafkaSource
-from oncely.sources.start import Start
 
 if TYPE_CHECKING:
     from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit

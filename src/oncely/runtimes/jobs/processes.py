@@ -36,10 +36,10 @@ _PRELOADED = [
     "oncely.runtimes.jobs.processes",
     "oncely.runtimes.batches.commit",
     "oncely.runtimes.row_transform",
-    "oncely.sources.kafka",
+    "oncely.kafka.source",
     "oncely.decode.json",
     "oncely.sinks.sql.sink",
-    "oncely.clients.sql.postgres",
+    "oncely.stores.sql.postgres",
 ]
 
 _OF_THE_GROUP = {signal.SIGTERM, signal.SIGHUP}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from oncely.errors import OncelyError
 from oncely.extras import PACKAGES, is_installed
+from oncely.kafka.source import KafkaSource
 from oncely.secrets import carried, redact
-from oncely.sources.kafka import KafkaSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oncely.clients.kafka.inbox import memory_of
-from oncely.clients.kafka.records import Records, offsets_of
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import check
+from oncely.kafka.inbox import memory_of
+from oncely.kafka.records import Records, offsets_of
 
 # Holes of a partition that are remembered. A record before the oldest of so many could be one that
 # the client had skipped, and is not told from one that comes again: it is an error, and the process

@@ -25,9 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from oncely.clients.kafka.group_consumer import GroupConsumer, Rebalances
-from oncely.clients.kafka.inbox import Polled
-from oncely.clients.kafka.records import Records, offsets_of, timestamps_of, without
 from oncely.commit.backoff import Backoff
 from oncely.core import events
 from oncely.core.batch import Chunk
@@ -35,6 +32,9 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
 from oncely.garbage import rare_collections
+from oncely.kafka.group import GroupConsumer, Rebalances
+from oncely.kafka.inbox import Polled
+from oncely.kafka.records import Records, offsets_of, timestamps_of, without
 from oncely.phases import Seconds, into
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from oncely.clients.kafka.records import table_of
 from oncely.commit.path import Outcome, pass_over
 from oncely.commit.run import OpenRun
 from oncely.core import events
@@ -16,14 +15,15 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import NO_RECORDS, Budget, Fence, Notes, Opened, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced
+from oncely.kafka.records import table_of
+from oncely.kafka.source import KafkaSource
+from oncely.kafka.start import Start
 from oncely.phases import phase
 from oncely.runtimes.batches.commit import Reading
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker.assignment import Work
 from oncely.sinks.base import CommitsChunks, PreparesChunks
-from oncely.sources.kafka import KafkaSource
-from oncely.sources.start import Start
 
 
 @dataclass

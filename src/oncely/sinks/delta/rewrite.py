@@ -37,8 +37,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.delta import Merge, named_sizes, of_content
-from oncely.clients.files.store import NoSuchFile
 from oncely.core.batch import (
     Chunk,
     Reject,
@@ -54,8 +52,9 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
+from oncely.kinds.delta.ledger import Changes, State
+from oncely.kinds.delta.log import Merge, named_sizes, of_content
 from oncely.lake.conform import conform
-from oncely.ledgers.delta import Changes, State
 from oncely.sinks.base import Judged, Portion, Tried, Which, stage_judged
 from oncely.sinks.delta.sink import DeltaSink
 from oncely.sinks.delta.task import CLEARED, DELETED, ORDER, accepted, newest, ordered
@@ -63,6 +62,7 @@ from oncely.sinks.files.task import FilesTask
 from oncely.sinks.row_digests import row_digests
 from oncely.sinks.sql.prepare import with_source, with_tombstones
 from oncely.sinks.sql.target import SOURCE_COLUMNS
+from oncely.stores.objects.store import NoSuchFile
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
 _UNIQUE = 96

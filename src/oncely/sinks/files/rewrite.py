@@ -37,7 +37,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import (
     Chunk,
     Produce,
@@ -53,17 +52,18 @@ from oncely.core.batch import (
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
+from oncely.kafka.transaction import Message
 from oncely.lake.manifest import Contents, Replacing
 from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.compare_and_set import compare_and_set
-from oncely.ledgers.topic.records import RewriteRecord, View, encode
 from oncely.sinks.base import Judged, stage_judged
 from oncely.sinks.files.sink import FilesSink, ManifestLoad
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, replaying
 from oncely.sinks.kafka.replay import Passed, TopicReplay
+from oncely.stores.topic.cluster import Cluster
+from oncely.stores.topic.compare_and_set import compare_and_set
+from oncely.stores.topic.records import RewriteRecord, View, encode
 
 Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 Waiting = Mapping[TopicPartition, frozenset[int]]

@@ -15,16 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.files.store import Store
-from oncely.clients.kafka import producer_settings as settings
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.sender import Sender
-from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.decode.avro_names import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
 from oncely.errors import Fenced, TableMismatch, check
+from oncely.kafka import producer_settings as settings
+from oncely.kafka import topics
+from oncely.kafka.sender import Sender
+from oncely.kafka.transaction import Message
 from oncely.lake import topics as own_topics
 from oncely.lake.file_format import FileFormat
 from oncely.lake.leases import Limits, StagingLeases, clock
@@ -45,13 +44,14 @@ from oncely.lake.records import (
 )
 from oncely.lake.root_marker import Owner, claim, owner_of, require
 from oncely.lake.scope_schemas import ScopeSchemas
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.compare_and_set import compare_and_set
-from oncely.ledgers.topic.ledger import TopicLedger
 from oncely.per_process import PerProcess
 from oncely.sinks.base import stage_rows
 from oncely.sinks.files.task import FilesTask
 from oncely.sinks.kafka.publishing import InTime, Publisher
+from oncely.stores.objects.store import Store
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.compare_and_set import compare_and_set
+from oncely.stores.topic.ledger import TopicLedger
 
 
 @dataclass

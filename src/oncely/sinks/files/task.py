@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.files.store import Store
 from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
@@ -24,6 +23,7 @@ from oncely.lake.partitions import FileNames, split
 from oncely.lake.records import Receipt, Scope, encode
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.files.writer import FileWriter, Origin
+from oncely.stores.objects.store import Store
 
 _MEMORY = 192 << 20  # bytes of rows that wait for their files
 _PARTITION, _OFFSET, _ABOUT = "_oncely_partition", "_oncely_offset", b"oncely"

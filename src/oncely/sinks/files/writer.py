@@ -15,8 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.files.store import Bytes, Store
-from oncely.clients.files.uploads import Uploads
 from oncely.decode.scopes import typed
 from oncely.errors import ConfigError
 from oncely.lake.avro_file import AvroFiles
@@ -25,6 +23,7 @@ from oncely.lake.gathered import Gathered, Ints, Origin, file_starts, joined, wh
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import FileNames, PartitionColumn, Rejected, Splitter, Values, directory
 from oncely.lake.records import Format, Receipt, Scope, WrittenFile
+from oncely.stores.objects.store import Bytes, Store, Uploads
 
 __all__ = ["FileWriter", "Origin"]
 

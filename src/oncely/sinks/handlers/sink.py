@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from oncely.clients.sql.connection import BadData, Connection, LoanBroken
 from oncely.context import TRACE, using
 from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
-from oncely.ledgers.sql.ledger import SqlLedger
 from oncely.sinks.handlers.batch import Batch, Portion
 from oncely.sinks.sql.sink import Refused, letters_of
+from oncely.stores.sql.connection import BadData, Connection, LoanBroken
+from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import processing
 from oncely.users_function import returned, said, users_function
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oncely.clients.kafka.records import KafkaRecord
-from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.records import KafkaRecord
+from oncely.kafka.transaction import Message
 from oncely.sinks.kafka.messages import batch_size
 
 _FIRST = "oncely.pipeline"

@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.records import each
 from oncely.core.batch import Reject
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.records import View, replay_group
-from oncely.ledgers.topic.takeover import refuse_foreign
+from oncely.kafka import topics
+from oncely.kafka.reader import Reader
+from oncely.kafka.records import each
 from oncely.sinks.kafka.dead_letter_messages import DeadLetter, opened
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.records import View, replay_group
+from oncely.stores.topic.takeover import refuse_foreign
 
 
 def replaying(pipeline_topics: PipelineTopics) -> PipelineTopics:

@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.kafka.sender import Columns
-from oncely.clients.kafka.topics import TopicLimits
-from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import Digests, Recipe
 from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
+from oncely.kafka.sender import Columns
+from oncely.kafka.topics import TopicLimits
+from oncely.kafka.transaction import Message
 from oncely.sinks.kafka import arrow_json
 from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
 from oncely.sinks.row_digests import row_digests

@@ -20,18 +20,18 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.kafka.sender import Columns, Sender
 from oncely.core.batch import Batch, Chunk, Packet, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence
 from oncely.core.digest import digest_sum
 from oncely.errors import Unavailable, check
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.compare_and_set import moving, write_positions
+from oncely.kafka.sender import Columns, Sender
 from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
 from oncely.sinks.kafka.dead_letter_messages import dead_letters
 from oncely.sinks.kafka.messages import Encoded, Limits, encode
 from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.sinks.row_digests import row_digests
+from oncely.stores.topic.cluster import Cluster
+from oncely.stores.topic.compare_and_set import moving, write_positions
 
 # Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}

@@ -24,30 +24,30 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.transaction import Message, Transaction
 from oncely.core.batch import Containing, Reject, Rejection, replayed
 from oncely.core.claim import Amendment, PositionMoved
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation
-from oncely.ledgers.topic.cluster import Cluster
-from oncely.ledgers.topic.compare_and_set import compare_and_set
-from oncely.ledgers.topic.ledger import TopicLedger
-from oncely.ledgers.topic.records import (
+from oncely.kafka import topics
+from oncely.kafka.transaction import Message, Transaction
+from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
+from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again
+from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, ReplayPosition, replaying
+from oncely.sinks.kafka.messages import encode
+from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.document import add_amendment, covered_by
+from oncely.stores.topic.cluster import Cluster
+from oncely.stores.topic.compare_and_set import compare_and_set
+from oncely.stores.topic.ledger import TopicLedger
+from oncely.stores.topic.records import (
     OffsetMetadata,
     PipelineRecord,
     ReplayRecord,
     View,
     stamp,
 )
-from oncely.ledgers.topic.records import encode as ledger_value
-from oncely.ledgers.topic.same_outputs import same_target
-from oncely.ledgers.totals import add_amendment, covered_by
-from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
-from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again
-from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, ReplayPosition, replaying
-from oncely.sinks.kafka.messages import encode
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.records import encode as ledger_value
+from oncely.stores.topic.takeover import same_target
 
 _BYTES = 32 << 20  # bytes of dead letters in one transaction
 

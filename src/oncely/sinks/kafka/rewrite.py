@@ -26,25 +26,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.clients.kafka import topics
-from oncely.clients.kafka.reader import Reader
-from oncely.clients.kafka.transaction import Message
 from oncely.core.batch import Chunk, Reject, Rewrite, Rewritten
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
 from oncely.errors import InvariantViolation, Stopped, WrongInput
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.compare_and_set import compare_and_set
-from oncely.ledgers.topic.records import RewriteRecord, View
-from oncely.ledgers.topic.records import encode as ledger_value
-from oncely.ledgers.topic.same_outputs import same_outputs
+from oncely.kafka import topics
+from oncely.kafka.reader import Reader
+from oncely.kafka.transaction import Message
 from oncely.sinks.kafka import dead_letter_messages
 from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, replaying
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.record_format import SOURCE_HEADER
 from oncely.sinks.kafka.replay import refuse_compacted
 from oncely.sinks.kafka.sink import KafkaSink
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.compare_and_set import compare_and_set
+from oncely.stores.topic.records import RewriteRecord, View
+from oncely.stores.topic.records import encode as ledger_value
+from oncely.stores.topic.takeover import same_outputs
 
 _LACKS: Mapping[str, str] = {
     "lost": "",

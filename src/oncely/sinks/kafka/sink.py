@@ -10,21 +10,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.kafka import producer_settings, topics
-from oncely.clients.kafka.sender import Sender
 from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Packet, Reject
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, check
-from oncely.ledgers.topic.cluster import Cluster, PipelineTopics
-from oncely.ledgers.topic.compare_and_set import moving, run_concurrently, write_positions
-from oncely.ledgers.topic.ledger import TopicLedger
-from oncely.ledgers.topic.records import RunMode
-from oncely.ledgers.topic.same_outputs import same_outputs
+from oncely.kafka import producer_settings, topics
+from oncely.kafka.sender import Sender
 from oncely.sinks.kafka import dead_letter_messages, publishing
 from oncely.sinks.kafka.messages import Encoded, encode
 from oncely.sinks.kafka.publishing import packets
 from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.compare_and_set import moving, run_concurrently, write_positions
+from oncely.stores.topic.ledger import TopicLedger
+from oncely.stores.topic.records import RunMode
+from oncely.stores.topic.takeover import same_outputs
 
 
 @dataclass

@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.sql.connection import ColumnFit, Longest
 from oncely.core.isolate import isolated
 from oncely.core.times import YEARS, require_text
+from oncely.stores.sql.connection import ColumnFit, Longest
 
 
 def cast_rows(rows: pa.Table, fits: Sequence[ColumnFit]) -> tuple[pa.Table, dict[int, str]]:

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.clients.sql.connection import ColumnFit, Connection
-from oncely.clients.sql.postgres_digest import stored_texts
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.claim import Counts
 from oncely.core.digest import STORED, Digests, Recipe
@@ -19,6 +17,8 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
 from oncely.sinks.sql.cast import as_text, cast_rows, cast_values
 from oncely.sinks.sql.target import Target
+from oncely.stores.sql.connection import ColumnFit, Connection
+from oncely.stores.sql.postgres_digest import stored_texts
 
 ORDINAL = "_oncely_ord"
 DELETED = "_oncely_deleted"

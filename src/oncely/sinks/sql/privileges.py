@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.clients.sql.connection import Connection, TableName
-from oncely.clients.sql.sqlite import Sqlite
-from oncely.ledgers.sql.tables import AMENDMENTS, PIPELINES, POSITIONS, RANGES, REJECTS, TABLES
 from oncely.sinks.sql.sink import SqlSink
+from oncely.stores.sql.connection import Connection, TableName
+from oncely.stores.sql.sqlite import Sqlite
+from oncely.stores.sql.tables import AMENDMENTS, PIPELINES, POSITIONS, RANGES, REJECTS, TABLES
 
 _CHANGED = "SELECT INSERT UPDATE"
 _RUN = {PIPELINES: _CHANGED, POSITIONS: _CHANGED, RANGES: "SELECT INSERT DELETE",

@@ -38,7 +38,18 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 
-from oncely.clients.sql.connection import (
+from oncely.core.batch import Reject, Rejection, Rewrite, Rewritten, add_up, changed, replayed
+from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, TopicPartition, halved
+from oncely.errors import InvariantViolation, TableMismatch, WrongInput
+from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
+from oncely.sinks.sql.prepare import Prepared, as_stored
+from oncely.sinks.sql.sink import Contents, Refused, SqlSink
+from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
+from oncely.sinks.sql.write import write_rows
+from oncely.stores.sql.connection import (
     BadData,
     Connection,
     Params,
@@ -47,19 +58,8 @@ from oncely.clients.sql.connection import (
     brief_session,
     transaction,
 )
-from oncely.core.batch import Reject, Rejection, Rewrite, Rewritten, add_up, changed, replayed
-from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
-from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
-from oncely.core.ledger import Entry
-from oncely.core.ranges import OffsetRange, TopicPartition, halved
-from oncely.errors import InvariantViolation, TableMismatch, WrongInput
-from oncely.ledgers.sql.removed import Removed
-from oncely.ledgers.sql.statements import within
-from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
-from oncely.sinks.sql.prepare import Prepared, as_stored
-from oncely.sinks.sql.sink import Contents, Refused, SqlSink
-from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
-from oncely.sinks.sql.write import write_rows
+from oncely.stores.sql.dead_letters import Removed
+from oncely.stores.sql.statements import within
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
 

@@ -15,7 +15,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import (
+from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection, Staged
+from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
+from oncely.core.digest import Digests, digest_sum
+from oncely.core.ranges import TopicPartition
+from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
+from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
+from oncely.sinks.row_digests import row_digests
+from oncely.sinks.sql.cast import cast_rows
+from oncely.sinks.sql.prepare import Prepared, prepare
+from oncely.sinks.sql.target import Target, Wanted, check_unaltered, create_tables, inspect
+from oncely.sinks.sql.write import RowWriter, write_rows
+from oncely.stores.sql.connection import (
     BadData,
     Connect,
     Connection,
@@ -23,19 +34,8 @@ from oncely.clients.sql.connection import (
     brief_session,
     connect,
 )
-from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection, Staged
-from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
-from oncely.core.digest import Digests, digest_sum
-from oncely.core.ranges import TopicPartition
-from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
-from oncely.ledgers.sql.ledger import SqlLedger
-from oncely.ledgers.sql.takeover import require_ledger
-from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
-from oncely.sinks.row_digests import row_digests
-from oncely.sinks.sql.cast import cast_rows
-from oncely.sinks.sql.prepare import Prepared, prepare
-from oncely.sinks.sql.target import Target, Wanted, check_unaltered, create_tables, inspect
-from oncely.sinks.sql.write import RowWriter, write_rows
+from oncely.stores.sql.ledger import SqlLedger
+from oncely.stores.sql.takeover import require_ledger
 
 _PREPARED = "sql"
 

@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from oncely.clients.sql.connection import (
+from oncely.core.digest import Kind, Recipe
+from oncely.decode.schema import is_json
+from oncely.errors import TableMismatch
+from oncely.stores.sql.connection import (
     LONGEST_NAME,
     Column,
     ColumnFit,
@@ -20,11 +23,8 @@ from oncely.clients.sql.connection import (
     TableTypes,
     transaction,
 )
-from oncely.core.digest import Kind, Recipe
-from oncely.decode.schema import is_json
-from oncely.errors import TableMismatch
-from oncely.ledgers.sql.same_table import require_fit
-from oncely.ledgers.sql.tables import LedgerTables
+from oncely.stores.sql.tables import LedgerTables
+from oncely.stores.sql.takeover import require_fit
 
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]

@@ -18,7 +18,11 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from oncely.clients.sql.connection import (
+from oncely.core.batch import IntArray, Rejection
+from oncely.errors import TableMismatch, WrongInput
+from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
+from oncely.sinks.sql.target import Target, check_unaltered
+from oncely.stores.sql.connection import (
     BadData,
     ColumnFit,
     Connection,
@@ -28,10 +32,6 @@ from oncely.clients.sql.connection import (
     TableName,
     TableTypes,
 )
-from oncely.core.batch import IntArray, Rejection
-from oncely.errors import TableMismatch, WrongInput
-from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
-from oncely.sinks.sql.target import Target, check_unaltered
 
 _STAGED = TableName(None, "_oncely_rows")
 _EACH = TableName(None, "_oncely_each")

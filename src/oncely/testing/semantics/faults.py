@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.clients.kafka.client import ErrorState, make
-from oncely.clients.kafka.sender import Producer
-from oncely.clients.sql.connection import (
+from oncely.kafka.client import ErrorState, make
+from oncely.kafka.sender import Producer
+from oncely.stores.sql.connection import (
     Answer,
     Connection,
     Dialect,

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.clients.delta import Change, DeltaTables
-from oncely.clients.delta import connect as connect_delta
-from oncely.clients.files.s3_options import S3Options
-from oncely.clients.files.store import Bytes, FileSystem, connect
+from oncely.kinds.delta.log import Change, DeltaTables
+from oncely.kinds.delta.log import connect as connect_delta
+from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.store import Bytes, FileSystem, connect
 from oncely.testing.semantics.cells import BEFORE, NAMING, RECORDS, STAGED, WRITING, WRITTEN
 from oncely.testing.semantics.faults import ARRIVING, Killer, KillingClients, KillingProducer
 

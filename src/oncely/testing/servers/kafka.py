@@ -141,7 +141,7 @@ class Broker(ChildServer):
 
         client = AdminClient({"bootstrap.servers": self._inner, "log_level": 2})
         # Other requests can be lost, and cost seconds, while the first connection is replaced;
-        # see oncely.clients.kafka.client.
+        # see oncely.kafka.client.
         with suppress(KafkaException):
             client.describe_cluster(request_timeout=_CONNECT).result()
         return client

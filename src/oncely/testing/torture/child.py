@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oncely.clients.sql.connection import close_all
 from oncely.pipeline.handling import worker_of
+from oncely.stores.sql.connection import close_all
 from oncely.testing.faults import LEND, KillAt
 
 

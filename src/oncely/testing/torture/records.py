@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from oncely.clients.kafka import json_lines
 from oncely.errors import Unavailable, WrongInput
+from oncely.kafka import records as json_lines
 from oncely.testing.servers.kafka import Broker
 
 SAMPLES = 5

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.inbox import Polled
 from oncely.commit import backoff
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
+from oncely.kafka.inbox import Polled
 from oncely.runtimes import retries
 from oncely.runtimes.takeover import Taken
 from oncely.runtimes.worker.member import Member

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.inbox import Polled
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kafka.inbox import Polled
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from oncely.clients.kafka.inbox import Polled
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import DataLost, SourceMismatch
+from oncely.kafka.inbox import Polled
+from oncely.kafka.source import Watermarks
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.worker.assignment import Fetched
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
-from oncely.sources.kafka import Watermarks
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 FENCE = Fence("p", 1, "ours", frozenset({P0, P1}))

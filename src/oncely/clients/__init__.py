@@ -1,1 +1,0 @@
-"""All code that opens sockets and files: Kafka, databases, file systems."""

@@ -1,1 +1,0 @@
-"""Kafka by librdkafka: clients, topics, producers, transactions."""

@@ -1,1 +1,0 @@
-"""PostgreSQL and SQLite: sessions, errors by consequence, types."""

@@ -1,0 +1,1 @@
+"""Kafka: clients, topics, the source, consumer groups, producers, transactions."""

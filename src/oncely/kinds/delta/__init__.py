@@ -1,0 +1,1 @@
+"""Delta tables: the log, the ledger beside it."""

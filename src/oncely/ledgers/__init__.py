@@ -1,1 +1,0 @@
-"""Stores of positions: SQL tables, a compacted topic, offset stores."""

@@ -1,1 +1,0 @@
-"""Kafka as a source: identity, watermarks, records."""

@@ -1,0 +1,1 @@
+"""Ledgers with their clients: SQL tables, a compacted topic, offset stores, objects."""

@@ -1,0 +1,318 @@
+"""The mapping of Arrow types to PostgreSQL types.
+
+Binary COPY does not cast: the sender must encode the column's own type. Types that pgpq encodes are
+sent so; all others (uuid, json, enums, inet …) are sent as text through a staging table and cast by
+the server.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncely.errors import TableMismatch
+from oncely.stores.sql.connection import BadData, Column, ColumnFit, Longest
+
+_NATIVE: dict[str, pa.DataType] = {
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double precision": pa.float64(),
+    "boolean": pa.bool_(),
+    "text": pa.string(),
+    "character varying": pa.string(),
+    "character": pa.string(),
+    "bytea": pa.binary(),
+    "date": pa.date32(),
+    "time without time zone": pa.time64("us"),
+    "timestamp without time zone": pa.timestamp("us"),
+    "timestamp with time zone": pa.timestamp("us", "UTC"),
+}
+_TYPMOD = re.compile(r"\(([\d,-]+)\)")
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+
+TEXT_SETTINGS = {
+    "array_nulls": "on",  # of arrays: the element NULL
+    "bytea_output": "hex",
+    "datestyle": "ISO, MDY",
+    "extra_float_digits": "1",
+    "intervalstyle": "postgres",  # also of signs that are read
+    "lc_monetary": "C",
+    "quote_all_identifiers": "off",  # of names of types
+    "standard_conforming_strings": "on",
+    "timezone": "UTC",  # of times without an offset
+    "timezone_abbreviations": "Default",
+    "transform_null_equals": "off",
+    "xmloption": "content",
+}
+"""Settings on which the meaning of texts depends, whatever the role, the database or the server
+has: the defaults of PostgreSQL, and UTC."""
+
+SET_TEXTS = "SELECT " + ", ".join(
+    f"set_config('{a}', '{b}', true)" for a, b in TEXT_SETTINGS.items()
+)
+"""The statement that sets them until the end of the transaction: behind a pooler, too."""
+
+
+def column_type(arrow_type: pa.DataType) -> str:
+    """The PostgreSQL type that holds every value of an Arrow type.
+
+    Raises:
+        TableMismatch: there is no such type.
+    """
+    if pa.types.is_dictionary(arrow_type):
+        return column_type(arrow_type.value_type)
+    if pa.types.is_decimal(arrow_type):
+        return f"numeric({arrow_type.precision},{arrow_type.scale})"
+    if pa.types.is_list(arrow_type) and not pa.types.is_nested(arrow_type.value_type):
+        return f"{column_type(arrow_type.value_type)}[]"
+    if pa.types.is_nested(arrow_type):
+        return "jsonb"
+    if pa.types.is_timestamp(arrow_type):
+        return "timestamptz" if arrow_type.tz else "timestamp"
+    if pa.types.is_time(arrow_type):
+        return "time"
+    if pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type):
+        return "bytea"
+    if arrow_type not in _BY_ARROW:
+        raise TableMismatch(
+            f"there is no PostgreSQL type for {arrow_type}",
+            way_out="cast it to another type in the transform",
+        )
+    return _BY_ARROW[arrow_type]
+
+
+_BY_ARROW: dict[pa.DataType, str] = {
+    pa.int8(): "smallint",
+    pa.int16(): "smallint",
+    pa.int32(): "integer",
+    pa.int64(): "bigint",
+    pa.uint8(): "smallint",
+    pa.uint16(): "integer",
+    pa.uint32(): "bigint",
+    pa.uint64(): "numeric(20,0)",
+    pa.float16(): "real",
+    pa.float32(): "real",
+    pa.float64(): "double precision",
+    pa.bool_(): "boolean",
+    pa.date32(): "date",
+    pa.date64(): "date",
+    pa.null(): "text",
+    pa.string(): "text",
+    pa.large_string(): "text",
+}
+
+
+def without_limit(type_: str) -> str:
+    """The type without its length or digits; ``character`` and ``bit`` alone have length 1."""
+    base = _TYPMOD.sub("", type_)
+    if re.fullmatch(r"(character|bit)(\[\])?", base):
+        return base.replace("character", "bpchar").replace("bit", '"bit"')
+    return base
+
+
+def uncut(type_: str) -> str:
+    """The type with which the server keeps every text whole of which ``type_`` would keep a part;
+    one that rounds, which needs a permission, is the same."""
+    if _ROUNDS_TEXT.fullmatch(type_):
+        return type_
+    base = type_.removesuffix("[]")
+    return type_.replace(base, "text") if base in _CUT_OFF else without_limit(type_)
+
+
+def fit(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+    """The conversion of values of ``arrow_type`` to ``column``, or None if it would lose
+    information."""
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    base = _TYPMOD.sub("", column.type)
+    found = _fit(column, base, arrow_type)
+    if found is None and column.domain and _is_text(arrow_type) and not base.endswith("[]"):
+        found = _as_text(column)
+    if found is None:
+        return None
+    found = _with_loss(found, column.type, base.removesuffix("[]"), arrow_type)
+    of = column.type.removesuffix("[]")
+    form = next((form for types, form in _FORMS if types.fullmatch(of)), "")
+    return replace(
+        found, longest=_longest(of), form=form if found.arrow_type == pa.string() else ""
+    )
+
+
+_FORMS = (
+    (re.compile(r"character\(\d+\)"), "pads texts with spaces, and ignores spaces at their end"),
+    (
+        re.compile("interval|time(stamp)? with(out)? time zone|ts(tz)?(multi)?range"),
+        "keeps microseconds, and rounds texts with more digits of a second",
+    ),
+    (re.compile("point|line|lseg|box|path|polygon|circle"), "keeps the nearest double of a number"),
+    (re.compile("oid|xid8?|cid"), "counts a negative number from its largest value"),
+    (re.compile("tsvector"), "sorts words, and keeps one of each"),
+)
+
+
+def _longest(type_: str) -> Longest | None:
+    """PostgreSQL cuts names off, and spaces that are too many for a column of limited length."""
+    if found := re.fullmatch(r"character varying\((\d+)\)", type_):
+        return Longest(type_, int(found[1]), "characters", spaces=True)
+    return _CUT_OFF.get(type_)
+
+
+_CUT_OFF = {
+    "name": Longest("name", 63, "bytes", spaces=False),
+    '"char"': Longest('"char"', 1, "bytes", spaces=False),
+}
+
+
+def _with_loss(found: ColumnFit, column_type: str, base: str, arrow_type: pa.DataType) -> ColumnFit:
+    """The fit, with the digits that PostgreSQL would round without an error."""
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        arrow_type = arrow_type.value_type
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if _is_text(arrow_type):
+        return replace(found, rounds=_ROUNDS_TEXT.fullmatch(column_type) is not None)
+    if base == "real":
+        return replace(found, rounds=bool(pa.types.is_float64(arrow_type)))
+    keeps = _TYPMOD.search(column_type)
+    if keeps is None or base not in _ROUNDED:
+        return found
+    scale = int(keeps[1].rpartition(",")[2]) if base != "numeric" or "," in keeps[1] else 0
+    if pa.types.is_floating(arrow_type):
+        return replace(found, scale=scale)
+    return replace(found, rounds=_digits(arrow_type) > scale)
+
+
+_ROUNDS_TEXT = re.compile(
+    r"(real|double precision|date|money|interval .+|(numeric|interval|time|timestamp)\(.+)(\[\])?"
+)
+"""Types for which the server rounds a text without an error, or leaves a part of it out."""
+
+
+def _digits(arrow_type: pa.DataType) -> int:
+    """The number of digits after the point, or of fractional seconds, that values may have."""
+    if pa.types.is_decimal(arrow_type):
+        return int(arrow_type.scale)
+    if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+        return _DIGITS[arrow_type.unit]
+    return 0
+
+
+_ROUNDED = {
+    "numeric",
+    "time without time zone",
+    "timestamp without time zone",
+    "timestamp with time zone",
+}
+
+
+def _fit(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
+    if pa.types.is_null(arrow_type) and base not in _NATIVE:
+        return _as_text(column)
+    if base.endswith("[]"):
+        return _fit_array(column, base, arrow_type)
+    native = _NATIVE.get(base)
+    if base == "numeric":
+        return _fit_numeric(column, arrow_type)
+    if native is not None:
+        return ColumnFit(column.name, native) if _widens(arrow_type, native) else None
+    if pa.types.is_nested(arrow_type):
+        return _as_text(column) if base in ("json", "jsonb") else None
+    return _as_text(column) if _is_text(arrow_type) and not _LOOKED_UP.match(base) else None
+
+
+_LOOKED_UP = re.compile("reg|aclitem")
+"""Types whose values are names of objects: a name that is missing is an error of the statement, not
+of a row."""
+
+
+def _fit_array(column: Column, base: str, arrow_type: pa.DataType) -> ColumnFit | None:
+    """An array element that pgpq encodes is sent in binary form, others as an array literal."""
+    if not (pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)):
+        return None
+    if pa.types.is_nested(arrow_type.value_type):
+        return None
+    of_elements = column._replace(type=base.removesuffix("[]"))
+    element = fit(of_elements, arrow_type.value_type)
+    if element is None:
+        return None
+    # pgpq encodes instants in an array as the type without time zone, and all texts as text; an
+    # array names its elements' type, which a domain is not.
+    other = (
+        column.domain
+        or element.arrow_type == _NATIVE["timestamp with time zone"]
+        or (element.arrow_type == pa.string() and base != "text[]")
+    )
+    if element.cast is not None or other:
+        return _as_text(column)
+    return ColumnFit(column.name, pa.list_(element.arrow_type))
+
+
+def _fit_numeric(column: Column, arrow_type: pa.DataType) -> ColumnFit | None:
+    if pa.types.is_decimal128(arrow_type):
+        return ColumnFit(column.name, arrow_type)
+    numeric = pa.types.is_floating(arrow_type) or pa.types.is_integer(arrow_type)
+    return _as_text(column) if numeric or pa.types.is_decimal(arrow_type) else None
+
+
+def _as_text(column: Column) -> ColumnFit:
+    # An explicit cast to a type with a length truncates; the assignment that follows refuses.
+    rounded = column.type.startswith(tuple(_ROUNDED))
+    cast = column.type if rounded else without_limit(column.type)
+    return ColumnFit(column.name, pa.string(), cast=cast)
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
+
+
+def _widens(given: pa.DataType, native: pa.DataType) -> bool:
+    """True if values of ``given`` may be stored as ``native``; single values may be out of
+    range."""
+    same_kind = (
+        (_is_text, _is_text),
+        (pa.types.is_integer, lambda t: pa.types.is_integer(t) or pa.types.is_floating(t)),
+        (pa.types.is_floating, pa.types.is_floating),
+        (pa.types.is_boolean, pa.types.is_boolean),
+        (lambda t: pa.types.is_binary(t) or pa.types.is_large_binary(t), pa.types.is_binary),
+        (pa.types.is_date, lambda t: pa.types.is_date(t) or pa.types.is_timestamp(t)),
+        (
+            pa.types.is_timestamp,
+            lambda t: pa.types.is_timestamp(t) and bool(t.tz) == bool(given.tz),
+        ),
+        (pa.types.is_time, pa.types.is_time),
+        (pa.types.is_null, lambda _: True),
+    )
+    return any(bool(one(given) and other(native)) for one, other in same_kind)
+
+
+_FIRST_MICROSECOND = -210_866_803_200_000_000
+_FIRST_DAY = -2_440_588
+"""PostgreSQL's first instant, 4714-11-24 BC, counted from 1970."""
+
+
+def refuse_too_early(rows: pa.Table) -> None:
+    """Refuse times before PostgreSQL's first, which pgpq cannot encode or encodes as ``-infinity``.
+
+    Times that are too late are refused by the server.
+
+    Raises:
+        BadData: names the row, unless it is within an array.
+    """
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        within = pa.types.is_list(column.type)
+        times = pc.list_flatten(column) if within else column
+        if pa.types.is_timestamp(times.type):
+            number, first = times.cast(pa.int64()), _FIRST_MICROSECOND
+        elif pa.types.is_date32(times.type):
+            number, first = times.cast(pa.int32()), _FIRST_DAY
+        else:
+            continue
+        line = pc.index(pc.less(number, first), True).as_py()
+        if line >= 0:
+            reason = f"column {name!r}: a time before 4714-11-24 BC"
+            raise BadData(reason, None if within else line)
