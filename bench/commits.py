@@ -24,8 +24,8 @@ from oncely.commit.path import commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import Wanted
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import Wanted
 from oncely.stores.sql.connection import TableName
 from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.servers.postgres import Postgres

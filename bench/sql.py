@@ -36,6 +36,7 @@ from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, recor
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
 from oncely.core.claim import Budget, Fence
+from oncely.kinds.base import CommitsChunks
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
@@ -43,7 +44,6 @@ from oncely.runtimes.jobs.base import all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.runtimes.stop import StopSignal
-from oncely.sinks.base import CommitsChunks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,9 +9,9 @@
 (* records by what the topic's records make (repair, backfill).  Vacuum deletes files that nobody names and nobody can   *)
 (* name any more.  Readers hold a manifest that they read some time ago.   *)
 (*                                                                         *)
-(* Code: sinks/files/sink.py, lake/leases.py,                              *)
-(* lake/manifest.py, files/compact.py,                                     *)
-(* sinks/files/rewrite.py, files/vacuum.py.                                *)
+(* Code: kinds/files/sink.py, lake/leases.py,                              *)
+(* kinds/files/manifest.py, files/compact.py,                                     *)
+(* kinds/files/change.py, files/vacuum.py.                                *)
 (* Decisions: 0016, 0023, 0044.                                            *)
 (*                                                                         *)
 (* `now` is the store's clock, and the broker's.  A driver measures how    *)
@@ -358,7 +358,7 @@ BeginCompaction(r) ==
     /\ UNCHANGED <<now, files, table, kafka, others>>
 
 ----------------------------------------------------------------------------
-(* Repair and backfill: sinks/files/rewrite.py *)
+(* Repair and backfill: kinds/files/change.py *)
 
 (* Another program takes a file out of the manifest: its records are lost. *)
 Drop ==

@@ -4,8 +4,8 @@
 (* database transaction.                                                   *)
 (*                                                                         *)
 (* Code: stores/sql/takeover.py (open, reset), commit/path.py and       *)
-(* sinks/sql/sink.py (commit), stores/sql/statements.py (the statements), *)
-(* sinks/sql/rewrite.py (repair and backfill).                             *)
+(* kinds/sql/sink.py (commit), stores/sql/statements.py (the statements), *)
+(* kinds/sql/change.py (repair and backfill).                             *)
 (* Decisions: 0005, 0006, 0009, 0018, 0019, 0037, 0040, 0043, 0049, 0051, *)
 (* 0052.                                                                   *)
 (*                                                                         *)
@@ -440,7 +440,7 @@ Tidy(r) ==
     /\ UNCHANGED <<db, old, lock, left>>
 
 ----------------------------------------------------------------------------
-(* Replay of dead letters: sinks/sql/rewrite.py *)
+(* Replay of dead letters: kinds/sql/change.py *)
 
 (* One transaction locks the letter, judges it, deletes it and writes its  *)
 (* row: still one effect.  A reset that deletes it waits, or came first.   *)
@@ -469,7 +469,7 @@ WriteLetter(r) ==
     /\ UNCHANGED <<old, lock, left>>
 
 ----------------------------------------------------------------------------
-(* Repair and backfill: sinks/sql/rewrite.py.  What a record has produced  *)
+(* Repair and backfill: kinds/sql/change.py.  What a record has produced  *)
 (* is deleted, and what is made of it today is written.                    *)
 
 Rewrites(r, fields) == Set(r, [rewrite |-> fields @@ proc[r].rewrite])

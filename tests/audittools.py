@@ -24,8 +24,8 @@ from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.sql.sink import SqlSink
 from oncely.pipeline import Pipeline
-from oncely.sinks.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back, messages

@@ -17,9 +17,9 @@ from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import storable
+from oncely.kinds.delta.form import DeltaFormat
 from oncely.kinds.delta.log import DeltaConnect, connect
-from oncely.sinks.delta.sink import DeltaSink
-from oncely.sinks.delta.task import DeltaFormat
+from oncely.kinds.delta.sink import DeltaSink
 from oncely.stores.objects.store import Connect, Store
 from oncely.stores.objects.store import connect as connect_files
 from tests.sinktools import SCHEMA

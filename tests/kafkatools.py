@@ -17,8 +17,8 @@ from oncely.core.claim import Fence
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
 from oncely.kafka.topics import ledger_partition
-from oncely.sinks.kafka.record_format import RecordFormat
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka.format import RecordFormat
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.readers import Isolation, messages
 from oncely.testing.servers.kafka import Broker

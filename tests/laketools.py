@@ -20,8 +20,8 @@ from oncely.core.claim import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.table import Table
 from oncely.kafka.transaction import Message
-from oncely.lake import root_marker as owner
-from oncely.lake.manifest import Contents
+from oncely.kinds.files import topics as owner
+from oncely.kinds.files.manifest import Contents
 from oncely.lake.partitions import FileNames, directory
 from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
 from oncely.lake.records import encode as encode_entry

@@ -12,7 +12,8 @@ from typing import Any
 from confluent_kafka import Producer
 
 from oncely.kafka.client import KafkaAdmin
-from oncely.lake.manifest import Manifest
+from oncely.kinds.files.manifest import Manifest
+from oncely.kinds.files.topics import TopicIds, require_topics
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
@@ -23,7 +24,6 @@ from oncely.lake.records import (
     path_key,
     schema_key,
 )
-from oncely.lake.topics import TopicIds, require_topics
 from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker
 

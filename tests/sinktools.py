@@ -27,9 +27,9 @@ from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
-from oncely.sinks.base import Sink
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import Wanted
+from oncely.kinds.base import Sink
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import Wanted
 from oncely.stores.sql.connection import Connect, Connection, Dialect, TableName, connect
 from oncely.stores.sql.dialects import dialect_for
 from tests import plain_sql

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         WrongInput,
     )
     from oncely.kafka.reset import Verb
+    from oncely.kinds.handlers.batch import Batch, Record
+    from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from oncely.pipeline.streaming import write_stream
     from oncely.runtimes.dropping import Drops
     from oncely.runtimes.stop import StopSignal
-    from oncely.sinks.handlers.batch import Batch, Record
-    from oncely.sinks.handlers.sink import Handler
     from oncely.verify.report import Report as VerifyReport
 
     __version__: str
@@ -81,8 +81,8 @@ _NAMES = {
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
     "oncely.runtimes.stop": "StopSignal",
-    "oncely.sinks.handlers.batch": "Batch Record",
-    "oncely.sinks.handlers.sink": "Handler",
+    "oncely.kinds.handlers.batch": "Batch Record",
+    "oncely.kinds.handlers.sink": "Handler",
     "oncely.kafka.reset": "Verb",
 }
 _ELSEWHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}

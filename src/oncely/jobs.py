@@ -28,9 +28,9 @@ from oncely.errors import ConfigError, WrongInput
 from oncely.kafka.client import ErrorState, make
 from oncely.kafka.producer_settings import producer_config
 from oncely.kafka.sender import Delivered, Message, Plain
+from oncely.kinds.handlers.batch import Batch, Record
 from oncely.per_process import PerProcess
 from oncely.pipeline.handling import Worker
-from oncely.sinks.handlers.batch import Batch, Record
 
 P = ParamSpec("P")
 _TIMEOUT = 30.0  # seconds until a message must be acknowledged

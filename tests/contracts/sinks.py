@@ -16,7 +16,7 @@ import pyarrow as pa
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Opened, Positions, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
-from oncely.sinks.base import PacksRows
+from oncely.kinds.base import PacksRows
 from oncely.stores.sql.connection import close_all
 from oncely.testing.readers import messages
 from tests import deltatools, filestools, kafkatools

@@ -29,7 +29,7 @@ from oncely.config import DeltaSinkSettings, PipelineSettings, parse
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch, WrongInput
-from oncely.sinks.delta.rewrite import DeltaReplay
+from oncely.kinds.delta.change import DeltaReplay
 from tests import sinktools
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.groupedtools import Compared, Topic, compare

@@ -23,7 +23,7 @@ from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.files.compact import compact
-from oncely.sinks.files.sink import FilesSink
+from oncely.kinds.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import FilesPlace

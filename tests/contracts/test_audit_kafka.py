@@ -24,7 +24,7 @@ from oncely.config import KafkaSinkSettings, parse
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, SourceMismatch
-from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.kinds.kafka.format import RecordFormat
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests import kafkatools

@@ -12,7 +12,7 @@ from oncely.commit.path import pass_over
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.verify.check import check
 from oncely.verify.reading import Rules, of_tables
 from oncely.verify.report import Report

@@ -95,7 +95,7 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
 
     with monkeypatch.context() as broken:  # between the records and the commit
         if to.kind == "kafka":
-            broken.setattr("oncely.sinks.kafka.sink.write_positions", die)
+            broken.setattr("oncely.kinds.kafka.sink.write_positions", die)
         elif to.kind == "delta":
             broken.setattr("oncely.kinds.delta.log.DeltaTables.commit", die)
         else:

@@ -19,9 +19,9 @@ from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
+from oncely.kinds.base import Judge
+from oncely.kinds.delta.change import DeltaReplay
 from oncely.kinds.delta.log import Change, DeltaTables
-from oncely.sinks.base import Judge
-from oncely.sinks.delta.rewrite import DeltaReplay
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging
 from tests.sinktools import (

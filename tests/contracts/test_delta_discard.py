@@ -14,11 +14,11 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import DISCARDED, Reject
 from oncely.errors import Unavailable, WrongInput
+from oncely.kinds.delta.change import DeltaReplay, discard_letters
 from oncely.kinds.delta.log import DeltaTables
+from oncely.kinds.delta.sink import DeltaSink
 from oncely.pipeline.rejects import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
-from oncely.sinks.delta.rewrite import DeltaReplay, discard_letters
-from oncely.sinks.delta.sink import DeltaSink
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging, pipeline_of

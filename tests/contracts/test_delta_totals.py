@@ -17,9 +17,9 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
 from oncely.decode.avro_names import storable
-from oncely.sinks.delta.rewrite import DeltaReplay
-from oncely.sinks.delta.task import DeltaFormat
-from oncely.sinks.sql.target import SOURCE_COLUMNS
+from oncely.kinds.delta.change import DeltaReplay
+from oncely.kinds.delta.form import DeltaFormat
+from oncely.kinds.sql.table import SOURCE_COLUMNS
 from oncely.stores.document import Totals
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.filestools import publish_all

@@ -14,8 +14,8 @@ from oncely.core.batch import Packet, StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Unavailable
+from oncely.kinds.base import PacksRows
 from oncely.phases import into
-from oncely.sinks.base import PacksRows
 from tests.contracts.sinks import (
     BATCHES,
     CHUNKS,

@@ -18,7 +18,7 @@ from oncely.files.compact import compact
 from oncely.files.table import decoded, rows
 from oncely.files.verify import verify
 from oncely.kafka.client import make
-from oncely.lake.manifest import Contents
+from oncely.kinds.files.manifest import Contents
 from oncely.lake.records import SourceRange
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake

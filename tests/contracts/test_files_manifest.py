@@ -18,7 +18,7 @@ from oncely.errors import (
 )
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.topics import TopicLog, configured, identified
-from oncely.lake.manifest import Contents, Manifest
+from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
@@ -75,7 +75,7 @@ def test_a_missing_topic_is_refused_where_it_may_not_be_made(own: Topics) -> Non
 
 
 def test_one_topic_for_both_is_refused(own: Topics) -> None:
-    from oncely.lake.topics import require_topics
+    from oncely.kinds.files.topics import require_topics
 
     with pytest.raises(ConfigError, match=r"sink\.schema_topic"):
         require_topics(KafkaAdmin(own.bootstrap, {}, 10.0), "one", "one", create=True)

@@ -14,9 +14,9 @@ import pytest
 from confluent_kafka import Consumer
 
 from oncely.kafka.client import make
-from oncely.lake import manifest as module
-from oncely.lake import snapshot
-from oncely.lake.manifest import Contents, Manifest
+from oncely.kinds.files import manifest as module
+from oncely.kinds.files import snapshot
+from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.testing.servers.kafka import Broker
 from tests.manifesttools import Topics, a_file, a_schema, topics
 

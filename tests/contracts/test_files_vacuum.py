@@ -11,8 +11,8 @@ import pytest
 
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.files.vacuum import SLACK, vacuum
+from oncely.kinds.files import topics as owner
 from oncely.lake import leases
-from oncely.lake import root_marker as owner
 from oncely.lake.leases import Limits, StagingLeases
 from oncely.lake.partitions import FileNames
 from oncely.stores.objects.store import Store

@@ -15,7 +15,7 @@ import pytest
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
 from oncely.kafka.client import KafkaAdmin
-from oncely.sinks.handlers.sink import HandlersSink
+from oncely.kinds.handlers.sink import HandlersSink
 from tests.contracts.sinks import adapter
 from tests.contracts.test_partial_takeovers import take, write
 from tests.sinktools import T0, T1, postgres_place, sink_to

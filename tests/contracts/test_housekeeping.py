@@ -10,10 +10,10 @@ import pytest
 from oncely.commit.run import OpenRun
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
+from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark import plugin
 from oncely.runtimes.spark.plugin import BatchRanges
 from oncely.runtimes.spark.rows import HeldRows
-from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 
 LONG = 2_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.sinks.sql.target import create_statement
+from oncely.kinds.sql.table import create_statement
 from tests.sinktools import Place
 from tests.unit.pipeline.test_proposal import SHAPES, proposed
 

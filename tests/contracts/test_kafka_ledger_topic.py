@@ -12,8 +12,8 @@ from confluent_kafka import Consumer
 
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kafka.topics import configured
-from oncely.lake.topics import SETTINGS
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.files.topics import SETTINGS
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.stores.topic import ledger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink, ready

@@ -18,9 +18,9 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.sinks.kafka import publishing
-from oncely.sinks.kafka.record_format import RawValue, RecordFormat
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka import publishing
+from oncely.kinds.kafka.format import RawValue, RecordFormat
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, open_sink
 from tests.scenarios import publishing_jobs as jobs

@@ -18,8 +18,8 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
+from oncely.kinds.kafka.format import RecordFormat
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.sinks.kafka.record_format import RecordFormat
 from oncely.stores.topic.compare_and_set import PositionTakeover
 from oncely.stores.topic.records import OffsetMetadata, stamp
 from oncely.stores.topic.takeover import Opener

@@ -15,7 +15,7 @@ import pytest
 from oncely.core.batch import Chunk
 from oncely.core.claim import Counts
 from oncely.errors import ConfigError, Stopped, TableMismatch
-from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat
+from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import SHARED_LEDGER, Topics, make_topics, ready, set_config
 from tests.sinktools import T0, Rec, at_t0, commit_all, rec

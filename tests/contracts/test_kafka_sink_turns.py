@@ -15,7 +15,7 @@ from oncely.core.claim import Claim, PositionMoved, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.kafka.topics import TopicLimits
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.stores.topic import cluster
 from oncely.stores.topic.cluster import Cluster, Turn
 from oncely.testing.servers.kafka import Broker

@@ -16,7 +16,7 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.kinds.kafka.format import RecordFormat
 from oncely.stores.document import Totals
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import publish_all

@@ -28,9 +28,9 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
-from oncely.sinks.base import Judge, Judged
-from oncely.sinks.sql.rewrite import SqlReplay
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.base import Judge, Judged
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql import takeover as sql
 from oncely.stores.topic.compare_and_set import PositionTakeover
 from tests.contracts.sinks import SinkAdapter, adapter

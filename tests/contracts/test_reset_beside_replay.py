@@ -16,8 +16,8 @@ from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.sinks.base import Judge, Judged
-from oncely.sinks.files.rewrite import replay_into_files
+from oncely.kinds.base import Judge, Judged
+from oncely.kinds.files.change import replay_into_files
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
 from tests.filestools import BAD, FilesPlace, publish_all, stage, what

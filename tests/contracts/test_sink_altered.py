@@ -16,9 +16,9 @@ from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.sinks.base import Judged
-from oncely.sinks.sql.rewrite import SqlReplay
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.base import Judged
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all
 from tests.sinktools import (
     T0,

@@ -13,7 +13,7 @@ from oncely.core.batch import Batch, Packet, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, QueryBatch
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from tests.sinktools import (
     T0,
     T1,

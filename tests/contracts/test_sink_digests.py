@@ -20,9 +20,9 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.base import Judge
-from oncely.sinks.sql.rewrite import SqlReplay
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.base import Judge
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.postgres_digest import row_digest
 from tests.contracts.looking import create, ids

@@ -14,10 +14,10 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable, WrongInput
+from oncely.kinds.sql.change import FIRST, SqlReplay, discard_letters
+from oncely.kinds.sql.sink import SqlSink
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.rejects import discard as discard_by
-from oncely.sinks.sql.rewrite import FIRST, SqlReplay, discard_letters
-from oncely.sinks.sql.sink import SqlSink
 from oncely.stores.sql.connection import brief_session
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging, pipeline_of
@@ -101,7 +101,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
 def test_more_than_are_read_at_once(
     sink: SqlSink, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.sinks.sql.rewrite._AT_ONCE", 1)
+    monkeypatch.setattr("oncely.kinds.sql.change._AT_ONCE", 1)
     assert discard(sink, lambda one: one.offset % 2 == 0).total() == 2
     assert states(sink) == ([1, 3], [2, 4])
 

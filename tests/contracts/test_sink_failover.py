@@ -25,8 +25,8 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
+from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.batches.commit import PartitionCommit
-from oncely.sinks.sql.sink import SqlSink
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
     SCHEMA,

@@ -13,8 +13,8 @@ from oncely.commit.path import pass_over
 from oncely.core.claim import Fence, Opened, QueryBatch, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, TableMismatch, Unavailable
+from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark.plugin import BatchRanges, PublishedBatches
-from oncely.sinks.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
     T0,

@@ -11,7 +11,7 @@ from typing import Any
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import Connection, Dialect, Params, Row, close_all, connect
 from tests.contracts.looking import history
 from tests.sinktools import T0, Place, ready, sink_to

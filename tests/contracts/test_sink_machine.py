@@ -31,7 +31,7 @@ from oncely.core.claim import Claim, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all
 from tests.conftest import examples
 from tests.sinktools import (

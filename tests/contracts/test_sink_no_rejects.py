@@ -10,7 +10,7 @@ import pytest
 from psycopg.copy import LibpqWriter
 
 from oncely.errors import Unavailable
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import Contention, close_all
 from tests.contracts.looking import create, ids, rejected
 from tests.sinktools import (

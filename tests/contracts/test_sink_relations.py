@@ -9,7 +9,7 @@ import pytest
 
 from oncely.audit.sql import open_evidence
 from oncely.core.ranges import OffsetRange
-from oncely.sinks.sql.rewrite import SqlRewrites
+from oncely.kinds.sql.change import SqlRewrites
 from oncely.stores.sql.connection import RowsDropped
 from tests.contracts.looking import ids, rejected
 from tests.sinktools import (

@@ -9,7 +9,7 @@ import pytest
 from oncely.core.claim import Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from tests.sinktools import (
     SOURCE,
     T0,

@@ -21,8 +21,8 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.sql.rewrite import SqlReplay, SqlRewrites, discard_letters
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.change import SqlReplay, SqlRewrites, discard_letters
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all
 from tests.contracts.looking import wait_for_a_lock
 from tests.replaytools import judging

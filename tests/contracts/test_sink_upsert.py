@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.errors import TableMismatch
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from tests.conftest import examples
 from tests.contracts.members import by_members
 from tests.sinktools import (

@@ -14,9 +14,9 @@ import pytest
 from oncely import telemetry
 from oncely.core import events
 from oncely.core.ranges import OffsetRange
+from oncely.kinds.handlers.batch import Batch
+from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
 from oncely.runtimes.telemetry import Telemetry, traced
-from oncely.sinks.handlers.batch import Batch
-from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import Consumer, using
 from tests.sinktools import T0, T1, Place, chunk, commit_all, numbered, open_sink

@@ -41,9 +41,9 @@ from oncely.errors import OncelyError
 from oncely.kafka.client import make
 from oncely.kafka.records import KafkaRecord
 from oncely.kafka.sender import Producer
-from oncely.sinks.kafka.dead_letter_messages import opened
-from oncely.sinks.kafka.replay import replay_into_topics
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka.change import replay_into_topics
+from oncely.kinds.kafka.dead_letters import opened
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics

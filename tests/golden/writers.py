@@ -38,6 +38,9 @@ from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.files.compact import compact
 from oncely.kafka.client import make
 from oncely.kafka.transaction import Message
+from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
+from oncely.kinds.kafka.dead_letters import DeadLetter, again, dead_letter
+from oncely.kinds.sql.table import Wanted, create_statement
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import FileNames, directory, parse_partition_by
@@ -51,9 +54,6 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.records import encode as manifest_value
-from oncely.lake.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
-from oncely.sinks.kafka.dead_letter_messages import DeadLetter, again, dead_letter
-from oncely.sinks.sql.target import Wanted, create_statement
 from oncely.stores.offsets.base import Stored, field
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore

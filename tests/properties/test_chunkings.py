@@ -21,13 +21,13 @@ from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.kafka.topics import TopicLimits
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.kafka.form import encode
+from oncely.kinds.kafka.format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.records import read_receipt
 from oncely.runtimes.chunks import records_of
-from oncely.sinks.files.task import FilesTask
-from oncely.sinks.kafka.messages import encode
-from oncely.sinks.kafka.record_format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
 from tests import deltatools
 from tests.conftest import examples
 from tests.filetools import Shelf, rows_of

@@ -13,9 +13,9 @@ import pytest
 
 from oncely.core import digest
 from oncely.core.digest import Kind, Recipe
+from oncely.kinds.base import row_digests
+from oncely.kinds.kafka import arrow_json
 from oncely.native import SWITCH, native
-from oncely.sinks.kafka import arrow_json
-from oncely.sinks.row_digests import row_digests
 from tests.conftest import examples
 from tests.nativetools import need_native
 from tests.properties.test_digest import COLUMNS, REALS, TEXTS, recipe_of, table_of

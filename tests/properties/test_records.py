@@ -23,13 +23,13 @@ from oncely.decode.schema import parse_schema
 from oncely.kafka.inbox import memory_of
 from oncely.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
 from oncely.kafka.topics import TopicLimits
+from oncely.kinds.kafka.form import encode
+from oncely.kinds.kafka.format import RawValue, RecordFormat
+from oncely.kinds.sql.form import prepare
+from oncely.kinds.sql.table import Target
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import DroppingDecoder
 from oncely.runtimes.row_transform import SqlTransform
-from oncely.sinks.kafka.messages import encode
-from oncely.sinks.kafka.record_format import RawValue, RecordFormat
-from oncely.sinks.sql.prepare import prepare
-from oncely.sinks.sql.target import Target
 from oncely.stores.sql.connection import ColumnFit, Relation, TableName
 from tests.conftest import examples
 

@@ -29,8 +29,8 @@ from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind
 from oncely.core.ledger import Append, Entry, Trim, decide, decide_parts
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
-from oncely.sinks.sql.rewrite import SqlReplay
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql import takeover
 from oncely.stores.sql.connection import brief_session, close_all
 from oncely.stores.sql.ledger import SqlLedger

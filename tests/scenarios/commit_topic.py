@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from tests.sinktools import (
     T0,
     T1,

@@ -15,7 +15,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self, stop_self
 from tests.kafkatools import Topics, open_sink
 from tests.replaytools import judging, replayed

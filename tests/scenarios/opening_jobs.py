@@ -13,7 +13,7 @@ from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence, Notes, Opened, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.testing.processes import kill_self
 from tests.scenarios.commit_jobs import Hit
 from tests.scenarios.commit_topic import Task

@@ -15,7 +15,7 @@ from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
 from oncely.core.ledger import Append, Skip, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
-from oncely.sinks.kafka.sink import KafkaSink
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.testing.processes import kill_self
 from tests.kafkatools import Topics, open_sink
 from tests.scenarios.kafka_jobs import Calls, hooked, patient

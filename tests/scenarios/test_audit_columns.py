@@ -16,9 +16,9 @@ from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.records import table_of
+from oncely.kinds.sql.sink import SqlSink
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import Processing
-from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import AuditWorld, found
 from tests.sinktools import Place

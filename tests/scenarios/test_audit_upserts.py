@@ -16,8 +16,8 @@ from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
+from oncely.kinds.sql.sink import SqlSink
 from oncely.pipeline import Pipeline
-from oncely.sinks.sql.sink import SqlSink
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, AuditWorld, Kept, Parts, found, parts_of
 from tests.scenarios.commands import oncely_json

@@ -23,9 +23,9 @@ from oncely.config import parse
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
+from oncely.kinds.delta.sink import DeltaSink
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import Repaired
-from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.servers.kafka import Broker
 from tests.audittools import BAD, found, parts_of
 from tests.scenarios import repair_jobs

@@ -14,9 +14,9 @@ from oncely.core.batch import Batch, Packet, StagedRowsGone
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped
+from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark import rows
 from oncely.runtimes.spark.rows import HeldRows
-from oncely.sinks.sql.sink import SqlSink
 from tests.filestools import publish_all
 from tests.sinktools import SCHEMA, T0, Place, ready, sink_to, sqlite_place
 

@@ -23,9 +23,9 @@ from oncely.audit import Report, audit
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
+from oncely.kinds.delta.sink import DeltaSink
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import Repaired
-from oncely.sinks.delta.sink import DeltaSink
 from tests.scenarios import repair_jobs
 from tests.scenarios.commands import oncely_json
 from tests.scenarios.test_audit_sinks import SinkWorld, world_of

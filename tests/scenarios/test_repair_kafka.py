@@ -18,9 +18,9 @@ from oncely.commit.rewrite import Damage, repair
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, WrongInput
+from oncely.kinds.kafka.change import KafkaRewrites
+from oncely.kinds.kafka.form import Encoded
 from oncely.pipeline import Pipeline
-from oncely.sinks.kafka.messages import Encoded
-from oncely.sinks.kafka.rewrite import KafkaRewrites
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
 from tests import kafkatools

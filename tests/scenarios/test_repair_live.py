@@ -17,10 +17,10 @@ from deltalake.exceptions import CommitFailedError
 from oncely.audit.stored.data_file import rows_of
 from oncely.core.ranges import TopicPartition
 from oncely.files.table import table_of
-from oncely.lake.manifest import Replacing
+from oncely.kinds.delta.sink import DeltaSink
+from oncely.kinds.files.manifest import Replacing
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
-from oncely.sinks.delta.sink import DeltaSink
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.test_audit_sinks import SinkWorld, _sink

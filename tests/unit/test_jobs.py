@@ -16,8 +16,8 @@ from oncely import ConfigError, Worker, WrongInput, context, jobs
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka.sender import Message
-from oncely.sinks.handlers.batch import Portion
-from oncely.sinks.handlers.sink import HandlersSink, _Attempt
+from oncely.kinds.handlers.batch import Portion
+from oncely.kinds.handlers.sink import HandlersSink, _Attempt
 
 
 def worker() -> Worker:

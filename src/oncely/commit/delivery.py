@@ -19,8 +19,8 @@ from oncely.core.batch import Batch, Chunk, CommitBudget
 from oncely.core.claim import NOT_COUNTED, Claim, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
+from oncely.kinds.base import CommitsChunks, PublishesBatches, Sink
 from oncely.phases import phase
-from oncely.sinks.base import CommitsChunks, PublishesBatches, Sink
 from oncely.stores.document import MovesPositions
 
 log = logging.getLogger(__name__)

@@ -50,11 +50,11 @@ from oncely.errors import (
     TooLong,
     Unavailable,
 )
+from oncely.kinds.base import CommitsChunks, PublishesBatches, Sink
 from oncely.phases import longest, measured, phase
-from oncely.sinks.base import CommitsChunks, PublishesBatches, Sink
 
 if TYPE_CHECKING:
-    from oncely.sinks.handlers.sink import HandlersSink
+    from oncely.kinds.handlers.sink import HandlersSink
 
 
 Entries = Mapping[TopicPartition, Entry]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.errors import check
-from oncely.sinks.base import Judge, ReplaysDeadLetters, Tried
+from oncely.kinds.base import Judge, ReplaysDeadLetters, Tried
 
 LETTERS_A_TRANSACTION = 500
 
@@ -34,7 +34,7 @@ def replay(
         progress: called with (moved, kept) after every transaction.
 
     Raises:
-        WrongInput, Stopped: see :meth:`oncely.sinks.base.ReplaysDeadLetters.portion`.
+        WrongInput, Stopped: see :meth:`oncely.kinds.base.ReplaysDeadLetters.portion`.
         Unavailable: the server did not return.
     """
     moved = kept = 0

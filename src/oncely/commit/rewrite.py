@@ -27,10 +27,10 @@ from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput
-from oncely.sinks.base import RewritesRecords
+from oncely.kinds.base import RewritesRecords
 
 if TYPE_CHECKING:
-    from oncely.sinks.files.rewrite import FilesRewrites
+    from oncely.kinds.files.change import FilesRewrites
 
 NOTHING = Rewritten(0, 0, NO_RECORDS)
 

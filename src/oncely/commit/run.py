@@ -40,7 +40,7 @@ from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicParti
 from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.kafka.source import KafkaSource
-from oncely.sinks.base import PublishesBatches, Sink
+from oncely.kinds.base import PublishesBatches, Sink
 from oncely.stores.document import Ledger, MovesPositions
 from oncely.threads import Thread
 

@@ -1,7 +1,7 @@
 """Merging of small files of a directory, by a separate transaction of the manifest.
 
-How files are replaced in one transaction: :mod:`oncely.lake.manifest`. Outputs whose inputs are
-not all named any more are dropped: another transaction was faster. They cannot be published any
+How files are replaced in one transaction: :mod:`oncely.kinds.files.manifest`. Outputs whose inputs
+are not all named any more are dropped: another transaction was faster. They cannot be published any
 more, since the instance that could was fenced: they are deleted. If the answer of a commit is lost,
 the manifest decides: if outputs are named, they were all published by that transaction; if none is,
 it is repeated. Others may have replaced the outputs since: then they were published, too, and
@@ -35,10 +35,10 @@ from oncely.files.overlaps import Resets, era
 from oncely.files.table import Named, Table, instant, rows_of
 from oncely.kafka.topics import largest_batch
 from oncely.kafka.transaction import Message
+from oncely.kinds.files.manifest import Contents, Manifest, Replacing
 from oncely.lake.avro_file import AvroFiles
 from oncely.lake.conform import Rounding
 from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.manifest import Contents, Manifest, Replacing
 from oncely.lake.parquet_file import ParquetFiles
 from oncely.lake.partitions import FileNames, is_mixed, is_replayed
 from oncely.lake.records import ManifestFile, SourceRange, encode, path_key

@@ -19,8 +19,8 @@ Why no orphan can be, or become, part of the table; times are the store's clock:
 4. A manifest that has lost entries would turn files of the table into orphans. So its id must be
    the id in the ledger, before and after the reading: a topic that is recreated meanwhile has
    another id. And its log must begin at 0: that of a topic that is only ever compacted does.
-5. The root must belong to this manifest (:mod:`oncely.lake.root_marker`), and a file's name must be
-   one of Oncely's: other files are not touched, and neither are files below a folder that is the
+5. The root must belong to this manifest (:mod:`oncely.kinds.files.topics`), and a file's name must
+   be one of Oncely's: other files are not touched, and neither are files below a folder that is the
    root of another table.
 """
 
@@ -34,9 +34,9 @@ from typing import Any
 
 from oncely.errors import ConfigError
 from oncely.files.table import Table
-from oncely.lake import root_marker as owner
+from oncely.kinds.files import topics as owner
+from oncely.kinds.files.manifest import Contents
 from oncely.lake.leases import Limits, limits_of, valid_leases
-from oncely.lake.manifest import Contents
 from oncely.lake.partitions import is_file
 from oncely.stores.objects.store import Stored
 

@@ -22,8 +22,8 @@ from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.schemas import resolved
 from oncely.files.table import Table, decoded, instant
+from oncely.kinds.files.manifest import Contents
 from oncely.lake.conform import held_schema
-from oncely.lake.manifest import Contents
 from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.lake.records import ManifestFile
 from oncely.stores.objects.store import NoSuchFile, Store

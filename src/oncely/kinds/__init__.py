@@ -1,1 +1,1 @@
-"""The kinds of destinations."""
+"""The kinds of destinations: each a sink, the form of its rows, and changes of what is there."""

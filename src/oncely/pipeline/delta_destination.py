@@ -16,14 +16,14 @@ from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError
+from oncely.kinds.base import Discard
+from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
+from oncely.kinds.delta.form import DeltaFormat
 from oncely.kinds.delta.log import DeltaConnect, connect
+from oncely.kinds.delta.sink import DeltaSink
 from oncely.pipeline.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
 from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
-from oncely.sinks.base import Discard
-from oncely.sinks.delta.rewrite import DeltaReplay, DeltaRewrites, discard_letters
-from oncely.sinks.delta.sink import DeltaSink
-from oncely.sinks.delta.task import DeltaFormat
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 

@@ -15,21 +15,21 @@ import pyarrow as pa
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError, OncelyError, TableMismatch, WrongInput
-from oncely.runtimes.spark.probe import Slots
-from oncely.secrets import redact
-from oncely.sinks.base import (
+from oncely.kinds.base import (
     Discard,
     ReplaysDeadLetters,
     RewritesRecords,
     Sink,
 )
-from oncely.sinks.sql.privileges import Room
+from oncely.kinds.sql.privileges import Room
+from oncely.runtimes.spark.probe import Slots
+from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
 from oncely.stores.sql.tables import Activity
 
 if TYPE_CHECKING:
-    from oncely.sinks.files.rewrite import FilesRewrites
+    from oncely.kinds.files.change import FilesRewrites
 
 
 Check = tuple[str, Callable[[], object]]

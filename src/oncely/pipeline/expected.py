@@ -23,15 +23,15 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
 from oncely.kafka.reader import Reader
 from oncely.kafka.records import table_of
+from oncely.kinds.delta.form import DeltaFormat, accepted
+from oncely.kinds.kafka.form import encode
+from oncely.kinds.sql.form import DELETED, as_stored, prepare
 from oncely.runtimes.chunks import Bounds, Processing
-from oncely.sinks.delta.task import DeltaFormat, accepted
-from oncely.sinks.kafka.messages import encode
-from oncely.sinks.sql.prepare import DELETED, as_stored, prepare
 
 if TYPE_CHECKING:
+    from oncely.kinds.kafka.sink import KafkaSink
+    from oncely.kinds.sql.sink import SqlSink
     from oncely.pipeline.parts import Parts
-    from oncely.sinks.kafka.sink import KafkaSink
-    from oncely.sinks.sql.sink import SqlSink
 
 _BOUNDS = Bounds(seconds=1e9)
 _NONE = np.zeros(0, dtype=bool)

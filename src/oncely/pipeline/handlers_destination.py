@@ -13,14 +13,14 @@ from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
+from oncely.kinds.base import Discard
+from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
+from oncely.kinds.sql.change import discard_letters
+from oncely.kinds.sql.privileges import Needs, missing_privileges
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import Wanted
 from oncely.pipeline.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.pipeline.sql_destination import check_table, checks, dead_letters, look, session
-from oncely.sinks.base import Discard
-from oncely.sinks.handlers.sink import Handler, HandlersSink, OnError
-from oncely.sinks.sql.privileges import Needs, missing_privileges
-from oncely.sinks.sql.rewrite import discard_letters
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import Wanted
 from oncely.stores.sql.connection import Connect
 from oncely.stores.sql.dialects import dialect_for
 

@@ -15,12 +15,12 @@ from pydantic import SecretStr
 from oncely.config import HandlersSinkSettings, PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
+from oncely.kinds.handlers.sink import Handler, name_of
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
 from oncely.runtimes.stop import StopSignal
-from oncely.sinks.handlers.sink import Handler, name_of
 from oncely.users_function import said, users_function
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., object])

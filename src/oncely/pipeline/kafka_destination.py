@@ -14,12 +14,16 @@ from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
+from oncely.kinds.kafka.change import (
+    KafkaRewrites,
+    TopicReplay,
+    refuse_compacted,
+    replay_into_topics,
+)
+from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.pipeline.destination import SinkFacts
 from oncely.pipeline.topic_destination import TopicDestination, kept_ms
-from oncely.sinks.kafka.record_format import AvroValue, RawValue, RecordFormat
-from oncely.sinks.kafka.replay import TopicReplay, refuse_compacted, replay_into_topics
-from oncely.sinks.kafka.rewrite import KafkaRewrites
-from oncely.sinks.kafka.sink import KafkaSink
 
 _NO_LATE_DELETES = (
     "a tombstone written late could delete newer records, for readers that keep the last record"

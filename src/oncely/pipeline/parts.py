@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from oncely.commit.delivery import Order
     from oncely.decode.base import Decoder
+    from oncely.kinds.base import Sink
+    from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline.destination import Destination, LedgerState
     from oncely.pipeline.expected import PipelineExpected
     from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
     from oncely.runtimes.jobs.base import Jobs
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
-    from oncely.sinks.base import Sink
-    from oncely.sinks.handlers.sink import Handler
     from oncely.stores.offsets.base import StoreLedger
 
 log = logging.getLogger(__name__)
@@ -456,7 +456,7 @@ class Parts:
         Args:
             refused: the reason, read before an audit that is clean.
         """
-        from oncely.sinks.delta.rewrite import DeltaRewrites
+        from oncely.kinds.delta.change import DeltaRewrites
 
         with self.destination.rewriting(self.row_schema()) as rewrites:
             if isinstance(rewrites, DeltaRewrites):

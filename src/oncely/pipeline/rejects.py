@@ -29,11 +29,11 @@ from oncely.errors import TopicMissing, WrongInput
 from oncely.extras import require
 from oncely.kafka.records import shown
 from oncely.kafka.start import parse_moment
+from oncely.kinds.base import Judge, Judged
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import NO_TOMBSTONES, transform_rows
-from oncely.sinks.base import Judge, Judged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,9 +23,9 @@ from oncely.core.batch import Chunk, Produce, Reject, RewriteKind, Rewritten, To
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 from oncely.errors import ConfigError, WrongInput
+from oncely.kinds.base import RewritesRecords
+from oncely.kinds.files.change import FilesRewrites
 from oncely.pipeline.reread import Work, records_gone, rewriting
-from oncely.sinks.base import RewritesRecords
-from oncely.sinks.files.rewrite import FilesRewrites
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

@@ -9,7 +9,7 @@ import pyarrow as pa
 from oncely.config import DeltaSinkSettings, SqlSinkSettings
 from oncely.core.digest import Kind
 from oncely.errors import ConfigError
-from oncely.sinks.sql.target import SOURCE_COLUMNS
+from oncely.kinds.sql.table import SOURCE_COLUMNS
 
 _KEPT = {b"oncely": b"keep_source"}
 

@@ -20,6 +20,11 @@ from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
+from oncely.kinds.base import Discard
+from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
+from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 from oncely.pipeline.destination import (
     Check,
     Connections,
@@ -30,11 +35,6 @@ from oncely.pipeline.destination import (
     refusal,
 )
 from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
-from oncely.sinks.base import Discard
-from oncely.sinks.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
-from oncely.sinks.sql.rewrite import FIRST, SqlReplay, SqlRewrites, discard_letters
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 from oncely.stores.sql.connection import Connect, Connection, brief_session
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.sqlite import Sqlite

@@ -24,13 +24,13 @@ from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
-from oncely.pipeline.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
-from oncely.sinks.base import (
+from oncely.kinds.base import (
     Discard,
     ReplaysDeadLetters,
     RewritesRecords,
     Sink,
 )
+from oncely.pipeline.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.stores.offsets.base import OffsetStore
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.kafka import KafkaStore
@@ -39,7 +39,7 @@ from oncely.stores.offsets.sql import SqlStore
 from oncely.stores.offsets.zookeeper import ZooKeeperStore
 
 if TYPE_CHECKING:
-    from oncely.sinks.files.rewrite import FilesRewrites
+    from oncely.kinds.files.change import FilesRewrites
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import Wanted
 from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.pipeline.sql_destination import check_table, look
 from oncely.runtimes.spark.plugin import (
@@ -26,8 +28,6 @@ from oncely.runtimes.spark.plugin import (
     is_stateful,
     row_schema,
 )
-from oncely.sinks.sql.sink import SqlSink
-from oncely.sinks.sql.target import Wanted
 from oncely.stores.sql.connection import connect
 from oncely.stores.sql.dialects import dialect_for
 

@@ -18,6 +18,8 @@ from oncely.kafka import topics
 from oncely.kafka import topics as limits
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.files.sink import FilesSink
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.pipeline.destination import (
     Check,
     Inspection,
@@ -27,8 +29,6 @@ from oncely.pipeline.destination import (
     TopicPlan,
 )
 from oncely.pipeline.topic_ledger import TopicLedger
-from oncely.sinks.files.sink import FilesSink
-from oncely.sinks.kafka.sink import KafkaSink
 from oncely.stores.topic.cluster import Connect, PipelineTopics
 
 S = TypeVar("S", bound=KafkaSink | FilesSink)

@@ -17,11 +17,11 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.reference import parse_object
 from oncely.decode.schema import type_name
 from oncely.kafka.source import sample
+from oncely.kinds.files.sink import FilesSink
 from oncely.pipeline.proposal import proposed_type
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import Unchanged
-from oncely.sinks.files.sink import FilesSink
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

@@ -19,6 +19,8 @@ from oncely.core import events
 from oncely.errors import ConfigError
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
+from oncely.kinds.base import CommitsChunks
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
@@ -29,8 +31,6 @@ from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
-from oncely.sinks.base import CommitsChunks
-from oncely.sinks.kafka.sink import KafkaSink
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

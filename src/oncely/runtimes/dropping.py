@@ -16,8 +16,8 @@ from oncely.core.batch import IntArray, Rejection
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
 from oncely.kafka.records import RECORDS
+from oncely.kinds.handlers.batch import Record
 from oncely.runtimes.row_transform import SqlTransform
-from oncely.sinks.handlers.batch import Record
 from oncely.users_function import returned, said, users_function
 
 _COLUMNS = {

@@ -16,7 +16,7 @@ from oncely.commit.path import ByKey, Outcome, commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Budget, Fence
 from oncely.errors import check
-from oncely.sinks.base import CommitsChunks
+from oncely.kinds.base import CommitsChunks
 
 T = TypeVar("T")
 _SWITCH = 0.0005  # seconds; Python's default is ten times as long

@@ -21,7 +21,7 @@ from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
 from oncely.files.table import table_of
 from oncely.kafka.records import in_words
-from oncely.lake.manifest import Contents
+from oncely.kinds.files.manifest import Contents
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json

@@ -13,7 +13,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject, StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.errors import InvariantViolation, Stopped, Unavailable
-from oncely.sinks.base import Judged, Portion, Tried
+from oncely.kinds.base import Judged, Portion, Tried
 from tests.replaytools import judging
 from tests.sinktools import T0
 

@@ -11,9 +11,9 @@ import pytest
 
 from oncely import ConfigError, Worker
 from oncely.config import HandlersSinkSettings, parse
+from oncely.kinds.handlers.sink import HandlersSink
 from oncely.pipeline import Pipeline
 from oncely.pipeline.handling import worker_of
-from oncely.sinks.handlers.sink import HandlersSink
 
 URL = "postgresql://me:secret@nowhere/db"
 

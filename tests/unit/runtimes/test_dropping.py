@@ -19,10 +19,10 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError, Interrupted
 from oncely.kafka.records import RECORDS
+from oncely.kinds.handlers.batch import Record
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
 from oncely.runtimes.row_transform import Unchanged
-from oncely.sinks.handlers.batch import Record
 from oncely.users_function import said
 
 PLAIN = JsonDecoder(pa.schema({"id": pa.int64()}), "value")

@@ -16,11 +16,11 @@ import pytest
 from oncely.core.batch import Chunk, Staged
 from oncely.core.claim import Fence, RejectCount
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.files.topics import ScopeSchemas
 from oncely.lake.file_format import FileFormat
 from oncely.lake.records import read_receipt
-from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.runtimes.batches.commit import Answer, RangeCommit
-from oncely.sinks.files.task import FilesTask
 from oncely.stores.objects.store import Store
 
 TASKS = 30

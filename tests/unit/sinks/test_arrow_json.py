@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from oncely.sinks.kafka import arrow_json
+from oncely.kinds.kafka import arrow_json
 
 UTC_TIME = dt.datetime(2024, 1, 31, 23, 59, 59, 123456, dt.UTC)
 PLAIN_TIME = UTC_TIME.replace(tzinfo=None)

@@ -17,12 +17,12 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import OlderFormat
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.files.topics import ScopeSchemas
 from oncely.lake.avro_file import read
 from oncely.lake.file_format import FileFormat
 from oncely.lake.partitions import parse_partition_by
 from oncely.lake.records import Scope, WrittenFile, encode, read_receipt, read_schema, schema_key
-from oncely.lake.scope_schemas import ScopeSchemas
-from oncely.sinks.files.task import FilesTask
 from oncely.stores.objects.store import Store
 
 T0 = TopicPartition("events", 0)

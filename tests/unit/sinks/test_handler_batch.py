@@ -9,7 +9,7 @@ import pytest
 
 from oncely.core.batch import Chunk
 from oncely.decode.raw import RawDecoder
-from oncely.sinks.handlers.batch import Portion
+from oncely.kinds.handlers.batch import Portion
 from tests.sinktools import SCHEMA, T0, T1, Rec, chunk, numbered, rec
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -16,8 +16,8 @@ from oncely import context
 from oncely.core.batch import Chunk
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka.records import RECORDS
-from oncely.sinks.handlers.batch import Portion
-from oncely.sinks.handlers.sink import HandlersSink, _Attempt
+from oncely.kinds.handlers.batch import Portion
+from oncely.kinds.handlers.sink import HandlersSink, _Attempt
 
 P0 = TopicPartition("t", 0)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

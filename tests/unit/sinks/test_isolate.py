@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.core.claim import PositionMoved
-from oncely.sinks.sql.write import insert_or_isolate
+from oncely.kinds.sql.write import insert_or_isolate
 from oncely.stores.sql.connection import BadData
 
 
@@ -152,7 +152,7 @@ def test_progress_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At a level that a worker process without a configuration of logging shows."""
-    monkeypatch.setattr("oncely.sinks.sql.write._SECONDS_A_LINE", 0.0)
+    monkeypatch.setattr("oncely.kinds.sql.write._SECONDS_A_LINE", 0.0)
     with caplog.at_level("WARNING", logger="oncely"):
         isolate(Fake({3, 700}, tells=False), 1_000)
     lines = [record.getMessage() for record in caplog.records]

@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
+from oncely.kinds.files.snapshot import LiveFiles
 from oncely.lake.records import ManifestFile, SourceRange, encode, path_key, read_manifest
-from oncely.lake.snapshot import LiveFiles
 from tests.manifesttools import a_file
 
 FILES = 5_000

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from oncely.cli.web import Subject
-from oncely.lake.manifest import Contents
+from oncely.kinds.files.manifest import Contents
 from oncely.lake.records import ManifestFile, Scope, ScopeSchema
 from oncely.pipeline.status import Judgement
 from oncely.web.model import Detail, Overview, Problem, files_of

@@ -1,1 +1,1 @@
-"""Delta tables: the log, the ledger beside it."""
+"""A Delta table: tasks write Parquet, and the driver commits it in one commit to the table."""

@@ -43,6 +43,7 @@ from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import DataLost, InvariantViolation, TooManyRejects, Unavailable, check
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.base import CommitsChunks, StagesBatches, StagingTask
 from oncely.phases import phase, timed
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
@@ -50,7 +51,6 @@ from oncely.runtimes.chunks import Bounds, Processing, dead_letters
 from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import RowTransform
-from oncely.sinks.base import CommitsChunks, StagesBatches, StagingTask
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _PRELOADED = [
     "oncely.runtimes.row_transform",
     "oncely.kafka.source",
     "oncely.decode.json",
-    "oncely.sinks.sql.sink",
+    "oncely.kinds.sql.sink",
     "oncely.stores.sql.postgres",
 ]
 

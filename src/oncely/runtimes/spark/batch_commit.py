@@ -28,6 +28,7 @@ from oncely.core.claim import Counts, Opened, Takeover, refuse_beyond
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.base import PacksRows, StagesBatches
 from oncely.phases import phase
 from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.commit import fetched, isolating
@@ -46,7 +47,6 @@ from oncely.runtimes.spark.rows import (
 )
 from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
-from oncely.sinks.base import PacksRows, StagesBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

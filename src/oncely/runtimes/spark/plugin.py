@@ -28,9 +28,9 @@ from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, OncelyError, WrongInput
+from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark.jobs import is_java, without_stack
 from oncely.runtimes.spark.rows import HeldRows, arrow_schema
-from oncely.sinks.sql.sink import SqlSink
 from oncely.stores.sql.statements import Registered
 from oncely.stores.sql.takeover import require_held
 

@@ -23,10 +23,10 @@ import pyarrow as pa
 from oncely.core.batch import Batch, Packet, Staged, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Counts, Fence
 from oncely.errors import ConfigError
+from oncely.kinds.base import PacksRows, StagesBatches
 from oncely.phases import phase, timed
 from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, all_of
 from oncely.runtimes.spark.jobs import Batches, answered, collected
-from oncely.sinks.base import PacksRows, StagesBatches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,12 +18,12 @@ from oncely.errors import Fenced
 from oncely.kafka.records import table_of
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Start
+from oncely.kinds.base import CommitsChunks, PreparesChunks
 from oncely.phases import phase
 from oncely.runtimes.batches.commit import Reading
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker.assignment import Work
-from oncely.sinks.base import CommitsChunks, PreparesChunks
 
 
 @dataclass

@@ -6,8 +6,8 @@ does not depend on what the files contained, so repeating a rewrite changes noth
 lost answer is settled by doing it again.
 
 New files are written, and then replace the old names as a compaction's do, by the same
-transactional id (:mod:`oncely.lake.manifest`). After its ``init`` is compared, in this order, on
-what the rewrite was decided:
+transactional id (:mod:`oncely.kinds.files.manifest`). After its ``init`` is compared, in this
+order, on what the rewrite was decided:
 
 1. The epochs of the positions: a reset makes files void, and reads their records again. A reset
    that comes later makes the new files void, too: none of them reaches over the start of a file
@@ -53,14 +53,13 @@ from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
-from oncely.lake.manifest import Contents, Replacing
+from oncely.kinds.base import Judged, stage_judged
+from oncely.kinds.files.manifest import Contents, Replacing
+from oncely.kinds.files.sink import FilesSink, ManifestLoad
+from oncely.kinds.kafka.change import Passed, TopicReplay
+from oncely.kinds.kafka.dead_letters import DeadLetters, Reading, dead_letters, replaying
 from oncely.lake.partitions import is_mixed
 from oncely.lake.records import ManifestFile, Receipt, read_receipt
-from oncely.sinks.base import Judged, stage_judged
-from oncely.sinks.files.sink import FilesSink, ManifestLoad
-from oncely.sinks.kafka.dead_letter_messages import dead_letters
-from oncely.sinks.kafka.dead_letters import DeadLetters, Reading, replaying
-from oncely.sinks.kafka.replay import Passed, TopicReplay
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View, encode
@@ -71,7 +70,7 @@ Waiting = Mapping[TopicPartition, frozenset[int]]
 
 @dataclass
 class FilesRewrites:
-    """Rewrites of the table of a pipeline, as :class:`oncely.sinks.base.RewritesRecords`. Rows do
+    """Rewrites of the table of a pipeline, as :class:`oncely.kinds.base.RewritesRecords`. Rows do
     not contain the offsets of their records, so a file is replaced as a whole.
 
     :meth:`rewrite_together` and :meth:`remove_unexpected` raise PositionMoved if nothing was

@@ -16,19 +16,18 @@ from oncely.core.batch import Chunk, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
-from oncely.lake.conform import conform
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import NO_VALUE, is_cut, parse_partition_by
-from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
-from oncely.sinks.files.task import FilesTask
-from oncely.sinks.row_digests import row_digests
-from oncely.sinks.sql.prepare import (
+from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.sql.form import (
     refuse_missing_keys,
     rejections_of,
     with_source,
     with_tombstones,
 )
-from oncely.sinks.sql.target import SOURCE_COLUMNS
+from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.lake.conform import conform
+from oncely.lake.file_format import FileFormat
+from oncely.lake.partitions import NO_VALUE, is_cut, parse_partition_by
 
 TOPIC, PARTITION, OFFSET, DELETED, CLEARED = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "deleted", "cleared")

@@ -20,7 +20,7 @@ from fastavro.validation import ValidationError
 
 from oncely.core.digest import Kind, Recipe
 from oncely.errors import TableMismatch
-from oncely.sinks.kafka import arrow_json
+from oncely.kinds.kafka import arrow_json
 
 _BYTES = (
     pt.is_binary,

@@ -25,10 +25,10 @@ from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import Columns
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.sinks.kafka import arrow_json
-from oncely.sinks.kafka.record_format import SOURCE_HEADER, RecordFormat, header_lists
-from oncely.sinks.row_digests import row_digests
-from oncely.sinks.sql.prepare import keys_like_rows, rejections_of
+from oncely.kinds.base import row_digests
+from oncely.kinds.kafka import arrow_json
+from oncely.kinds.kafka.format import SOURCE_HEADER, RecordFormat, header_lists
+from oncely.kinds.sql.form import keys_like_rows, rejections_of
 
 _NONE = pa.nulls(0, pa.large_binary())
 _BATCH = 61  # bytes before the records of a batch

@@ -16,10 +16,11 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, check
 from oncely.kafka import producer_settings, topics
 from oncely.kafka.sender import Sender
-from oncely.sinks.kafka import dead_letter_messages, publishing
-from oncely.sinks.kafka.messages import Encoded, encode
-from oncely.sinks.kafka.publishing import packets
-from oncely.sinks.kafka.record_format import RecordFormat
+from oncely.kinds.kafka import dead_letters as dead_letter_messages
+from oncely.kinds.kafka import publishing
+from oncely.kinds.kafka.form import Encoded, encode
+from oncely.kinds.kafka.format import RecordFormat
+from oncely.kinds.kafka.publishing import packets
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import moving, run_concurrently, write_positions
 from oncely.stores.topic.ledger import TopicLedger

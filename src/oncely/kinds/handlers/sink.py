@@ -18,8 +18,8 @@ from oncely.core.batch import Chunk, CommitBudget, IntArray, Rejection
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
-from oncely.sinks.handlers.batch import Batch, Portion
-from oncely.sinks.sql.sink import Refused, letters_of
+from oncely.kinds.handlers.batch import Batch, Portion
+from oncely.kinds.sql.sink import Refused, letters_of
 from oncely.stores.sql.connection import BadData, Connection, LoanBroken
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import processing

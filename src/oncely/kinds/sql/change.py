@@ -44,11 +44,11 @@ from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
-from oncely.sinks.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
-from oncely.sinks.sql.prepare import Prepared, as_stored
-from oncely.sinks.sql.sink import Contents, Refused, SqlSink
-from oncely.sinks.sql.target import SOURCE_COLUMNS, Target
-from oncely.sinks.sql.write import write_rows
+from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
+from oncely.kinds.sql.form import Prepared, as_stored
+from oncely.kinds.sql.sink import Contents, Refused, SqlSink
+from oncely.kinds.sql.table import SOURCE_COLUMNS, Target
+from oncely.kinds.sql.write import write_rows
 from oncely.stores.sql.connection import (
     BadData,
     Connection,

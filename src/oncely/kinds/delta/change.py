@@ -52,16 +52,15 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
+from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.log import Merge, named_sizes, of_content
+from oncely.kinds.delta.sink import DeltaSink
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.sql.form import with_source, with_tombstones
+from oncely.kinds.sql.table import SOURCE_COLUMNS
 from oncely.lake.conform import conform
-from oncely.sinks.base import Judged, Portion, Tried, Which, stage_judged
-from oncely.sinks.delta.sink import DeltaSink
-from oncely.sinks.delta.task import CLEARED, DELETED, ORDER, accepted, newest, ordered
-from oncely.sinks.files.task import FilesTask
-from oncely.sinks.row_digests import row_digests
-from oncely.sinks.sql.prepare import with_source, with_tombstones
-from oncely.sinks.sql.target import SOURCE_COLUMNS
 from oncely.stores.objects.store import NoSuchFile
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names

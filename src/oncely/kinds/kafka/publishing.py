@@ -25,11 +25,10 @@ from oncely.core.claim import Claim, Fence
 from oncely.core.digest import digest_sum
 from oncely.errors import Unavailable, check
 from oncely.kafka.sender import Columns, Sender
-from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
-from oncely.sinks.kafka.dead_letter_messages import dead_letters
-from oncely.sinks.kafka.messages import Encoded, Limits, encode
-from oncely.sinks.kafka.record_format import RecordFormat
-from oncely.sinks.row_digests import row_digests
+from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.kafka.dead_letters import dead_letters
+from oncely.kinds.kafka.form import Encoded, Limits, encode
+from oncely.kinds.kafka.format import RecordFormat
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import moving, write_positions
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from oncely.core.batch import IntArray, Rejection
 from oncely.errors import TableMismatch, WrongInput
-from oncely.sinks.sql.prepare import DELETED, ORDINAL, Prepared
-from oncely.sinks.sql.target import Target, check_unaltered
+from oncely.kinds.sql.form import DELETED, ORDINAL, Prepared
+from oncely.kinds.sql.table import Target, check_unaltered
 from oncely.stores.sql.connection import (
     BadData,
     ColumnFit,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.sinks.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import Connection, TableName
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.sql.tables import AMENDMENTS, PIPELINES, POSITIONS, RANGES, REJECTS, TABLES

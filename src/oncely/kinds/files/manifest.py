@@ -31,7 +31,7 @@ has a producer instance of its own; its order is the compare-and-set, as everywh
 4. Commit.
 
 A manifest topic belongs to a pipeline and a root. The root names its manifest
-(:mod:`oncely.lake.root_marker`); this is the inverse. Two roots with one manifest break both
+(:mod:`oncely.kinds.files.topics`); this is the inverse. Two roots with one manifest break both
 tables: each reads the other's entries, whose files it does not have.
 
 A run that opens a manifest topic without an owner writes its record there. Each pipeline has a key
@@ -57,7 +57,8 @@ from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch, St
 from oncely.kafka.client import ErrorState, KafkaAdmin
 from oncely.kafka.topics import TopicLog, configured, identified, largest_batch
 from oncely.kafka.transaction import Message, Transaction
-from oncely.lake import snapshot
+from oncely.kinds.files import snapshot
+from oncely.kinds.files.snapshot import FIELDS, LiveFiles
 from oncely.lake.records import (
     ManifestFile,
     ManifestOwner,
@@ -71,7 +72,6 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
-from oncely.lake.snapshot import FIELDS, LiveFiles
 from oncely.stores.objects.root import shown_url
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import READER, Cluster, PipelineTopics
@@ -270,7 +270,7 @@ class Manifest:
         """Like :meth:`look`, but continues from a snapshot if there is one, and saves one.
 
         Args:
-            folder: the folder of snapshots; see :mod:`oncely.lake.snapshot`.
+            folder: the folder of snapshots; see :mod:`oncely.kinds.files.snapshot`.
         """
         ids = self.require()
         began = time.time()

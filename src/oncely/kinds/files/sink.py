@@ -24,10 +24,14 @@ from oncely.kafka import producer_settings as settings
 from oncely.kafka import topics
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message
-from oncely.lake import topics as own_topics
+from oncely.kinds.base import stage_rows
+from oncely.kinds.files import topics as own_topics
+from oncely.kinds.files.form import FilesTask
+from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
+from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
+from oncely.kinds.kafka.publishing import InTime, Publisher
 from oncely.lake.file_format import FileFormat
 from oncely.lake.leases import Limits, StagingLeases, clock
-from oncely.lake.manifest import Contents, Manifest, ManifestClaim
 from oncely.lake.partitions import check_types
 from oncely.lake.records import (
     Format,
@@ -42,12 +46,7 @@ from oncely.lake.records import (
     read_receipt,
     schema_key,
 )
-from oncely.lake.root_marker import Owner, claim, owner_of, require
-from oncely.lake.scope_schemas import ScopeSchemas
 from oncely.per_process import PerProcess
-from oncely.sinks.base import stage_rows
-from oncely.sinks.files.task import FilesTask
-from oncely.sinks.kafka.publishing import InTime, Publisher
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import compare_and_set
@@ -241,7 +240,7 @@ class FilesSink:
     # -- the driver: a batch ---------------------------------------------------------------
 
     def agree(self, staged: Staged) -> bool:
-        """Merge the schemas of a task; see :class:`oncely.sinks.base.StagesBatches`."""
+        """Merge the schemas of a task; see :class:`oncely.kinds.base.StagesBatches`."""
         if staged.name is None:  # packets of contradicting tasks
             return False
         return self._schemas.agree(read_receipt(staged.name))

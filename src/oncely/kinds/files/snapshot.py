@@ -80,7 +80,7 @@ class LiveFiles(Mapping[str, ManifestFile]):
         return self._packed
 
 
-_logger = logging.getLogger("oncely.sinks.files")
+_logger = logging.getLogger("oncely.kinds.files")
 _CHECKSUM = 32  # bytes
 
 

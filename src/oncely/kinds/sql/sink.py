@@ -20,12 +20,11 @@ from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Query
 from oncely.core.digest import Digests, digest_sum
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
-from oncely.sinks.base import NO_SINGLE_RECORD, row_refused
-from oncely.sinks.row_digests import row_digests
-from oncely.sinks.sql.cast import cast_rows
-from oncely.sinks.sql.prepare import Prepared, prepare
-from oncely.sinks.sql.target import Target, Wanted, check_unaltered, create_tables, inspect
-from oncely.sinks.sql.write import RowWriter, write_rows
+from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.sql.cast import cast_rows
+from oncely.kinds.sql.form import Prepared, prepare
+from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
+from oncely.kinds.sql.write import RowWriter, write_rows
 from oncely.stores.sql.connection import (
     BadData,
     Connect,

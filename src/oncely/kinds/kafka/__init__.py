@@ -1,0 +1,1 @@
+"""Topics: records, rejects, offsets and ledger in one transaction of the cluster."""

@@ -1,0 +1,526 @@
+"""Changes of topics: replays of dead letters, repairs and backfills.
+
+A dead letter stays in its topic; the token is the position of replays in that topic. One
+transaction contains the records of valid dead letters, new dead letters for those that fail again,
+and the position after all of them. The position has one transactional id, and so the order is that
+of every position in Kafka (docs/decisions/0010): the result of processing is written by an instance
+that was initialised first and then read the same position as before the processing. So a crash
+before the commit leaves every dead letter in place, a crash after it none of them; a commit whose
+answer was lost is settled by reading again; and of two concurrent replays the one that has
+initialised last commits, the other one reads a moved position.
+
+A reset voids dead letters, so the comparison includes resets, too. A reset initialises the id of
+replays between the transaction that voids them and the first position that it moves. A replay that
+has read no reset thus commits before that, as if it had run before the reset, or is fenced.
+
+The pipeline itself may run at the same time: it appends dead letters, and its positions are not
+touched.
+
+A message can't be removed from a topic or replaced in it, so only what is missing can be repaired,
+and a repair that is repeated must send nothing twice. Each transaction takes the id of replays
+(docs/decisions/0043): its ``init`` ends an earlier repair and a replay, and a reset takes the same
+id before it puts a position back. What is read after ``init`` thus holds until the commit:
+
+1. The ledger: the records are below the position, no run has taken that since the decision, and no
+   reset is about to put it back.
+2. The output, up to its high watermark: records whose source it names are there.
+3. The dead letters that wait: their records are not lost.
+
+What is left is sent with its source's header, or as a dead letter if it is refused today. The
+position does not move, and the ledger topic gets an entry of the repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka.admin import OffsetSpec
+
+from oncely.core.batch import Chunk, Containing, Reject, Rejection, Rewrite, Rewritten, replayed
+from oncely.core.claim import NO_RECORDS, Amendment, Fence, PositionMoved
+from oncely.core.ledger import Entry
+from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
+from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
+from oncely.kafka import topics
+from oncely.kafka.reader import Reader
+from oncely.kafka.transaction import Message, Transaction
+from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
+from oncely.kinds.kafka import dead_letters as dead_letter_messages
+from oncely.kinds.kafka.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    Reading,
+    ReplayPosition,
+    again,
+    replaying,
+)
+from oncely.kinds.kafka.form import Encoded, encode
+from oncely.kinds.kafka.format import SOURCE_HEADER
+from oncely.kinds.kafka.sink import KafkaSink
+from oncely.stores.document import add_amendment, covered_by
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
+from oncely.stores.topic.compare_and_set import compare_and_set
+from oncely.stores.topic.ledger import TopicLedger
+from oncely.stores.topic.records import (
+    OffsetMetadata,
+    PipelineRecord,
+    ReplayRecord,
+    RewriteRecord,
+    View,
+    stamp,
+)
+from oncely.stores.topic.records import encode as ledger_value
+from oncely.stores.topic.takeover import same_outputs, same_target
+
+_BYTES = 32 << 20  # bytes of dead letters in one transaction
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The output for dead letters that were processed again.
+
+    Attributes:
+        topics: the topics of the messages.
+        refused: records that cannot be written.
+        messages: returns the messages by topic; called when the id is initialised and the
+            transaction has begun, and is empty. Raises Unavailable if the output is outdated; the
+            records are processed again.
+        fresh: called when the broker has the messages; the commit is next. Raises Unavailable if
+            the output is too old; the records are processed again.
+        changes: returns the amendments of ranges.
+    """
+
+    topics: Sequence[str] = ()
+    refused: Sequence[Rejection] = ()
+    messages: Callable[[], Mapping[str, Sequence[Message]]] = dict
+    fresh: Callable[[], None] = lambda: None
+    changes: Callable[[Containing], Sequence[Amendment]] = lambda _: ()
+
+
+class TopicReplay:
+    """A replay of the dead letters that are visible to a reader of committed records when it
+    begins.
+
+    Args:
+        ledger: the ledger of the sink, in the same transactions.
+        rejects: the topic of the dead letters.
+        replayer: the transactional id of the pipeline's replays.
+        write: creates the output of processed rows. Raises Stopped for a row of a Spark transform
+            that cannot be written, and ConfigError if records would be written to a compacted
+            topic.
+        close: closes the sink.
+    """
+
+    def __init__(
+        self,
+        ledger: TopicLedger,
+        rejects: str,
+        replayer: str,
+        write: Callable[[Judged], Passed],
+        close: Callable[[], None],
+    ) -> None:
+        self._target, self._rejects, self._replayer = ledger.target, rejects, replayer
+        self._judged, self._close = write, close
+        self._cluster = Cluster(replaying(ledger.pipeline_topics))
+        self._letters = DeadLetters(self._cluster, rejects)
+        self._ends: Mapping[TopicPartition, Position] | None = None
+        self._settled = False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+        self._close()
+
+    @contextmanager
+    def portion(self, limit: int) -> Iterator[Portion | None]:
+        """The next dead letters, read and not locked: the transaction compares the position of
+        replays."""
+        if self._ends is None:
+            self._ends = self._letters.ends()
+        self._settle()
+        position = self._letters.position(certain=True)
+        taken = None if position is None else self._read(position, self._ends, limit)
+        if taken is None or taken.after == taken.position.positions:
+            yield None
+        else:
+            yield Portion([one.reject for one in taken.whole], partial(self._commit, taken))
+
+    def _settle(self) -> None:
+        """End a transaction that an earlier replay may have left open: it hides the position."""
+        if not self._settled:
+            with self._cluster.transaction(self._replayer) as before:
+                before.init()
+            self._settled = True
+
+    def _read(
+        self, position: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
+    ) -> _Taken:
+        pipeline = self._cluster.pipeline_topics.pipeline
+        same_target(_registered(position), self._target, pipeline)
+        found: dict[tuple[TopicPartition, int], DeadLetter] = {}
+        size = 0
+        reading = Reading(self._cluster.pipeline_topics, position, ends)
+        with closing(reading.letters()) as waiting:
+            for one in waiting:
+                found[one.origin] = one  # a record has one dead letter; a copy changes nothing
+                size += len(one.reject.key or b"") + len(one.reject.value or b"")
+                if len(found) >= limit or size >= _BYTES:
+                    break
+        ordered = tuple(found[origin] for origin in sorted(found))
+        return _Taken(position, ordered, dict(reading.positions))
+
+    def _commit(self, taken: _Taken, judged: Judged | None) -> Tried:
+        passed = Passed() if judged is None else self._judged(judged)
+        again = [] if judged is None else [judged.again(one) for one in sorted(passed.refused)]
+        kept = taken.kept(again)
+        self._write(taken, passed, kept)
+        return Tried(len(taken.letters) - len(kept), len(kept))
+
+    def _write(self, taken: _Taken, passed: Passed, kept: Sequence[DeadLetter]) -> None:
+        """Write in a transaction: initialise first, then read the position."""
+        rejects, pipeline_topics = self._rejects, self._cluster.pipeline_topics
+        sizes = topics.largest_batch(self._cluster.admin, [*passed.topics, rejects])
+
+        def compare() -> None:
+            now = self._letters.position(certain=True)
+            if now is None or now.compared != taken.position.compared:
+                raise PositionMoved(rejects)  # another replay was faster: these are done
+
+        self._settled = False
+        with compare_and_set(self._cluster, self._replayer, compare, sizes.values()) as (writer, _):
+            writer.begin()
+            for topic, own in passed.messages().items():
+                writer.send(topic, own)
+            writer.send(
+                rejects, [again(one, sizes[rejects], pipeline_topics.pipeline) for one in kept]
+            )
+            self._move(writer, taken)
+            self._amend(writer, taken.position.view, passed)
+            writer.flush(pipeline_topics.transaction_timeout)
+            passed.fresh()
+            writer.commit()
+        self._settled = True
+
+    def _amend(self, writer: Transaction, view: View, passed: Passed) -> None:
+        """Write the changes of the positions' totals; only replays write these records."""
+        keys, totals = self._cluster.keys, view.totals
+        covered = covered_by(totals)
+        changed = {
+            tp: add_amendment(view.amended.get(tp), totals[tp], change)
+            for tp, change in covered.changes(passed.changes(covered)).items()
+        }
+        records = [Message(ledger_value(one), keys.amended_key(tp)) for tp, one in changed.items()]
+        writer.send(self._cluster.pipeline_topics.ledger_topic, records)
+
+    def _move(self, writer: Transaction, taken: _Taken) -> None:
+        """Write both copies of the new positions."""
+        pipeline_topics, topic_id = self._cluster.pipeline_topics, taken.position.topic_id
+        registered = _registered(taken.position)
+        records, offsets = [], {}
+        for tp, at in taken.after.items():
+            value = ledger_value(ReplayRecord(at, topic_id))
+            records.append(Message(value, pipeline_topics.keys.replayed_key(tp)))
+            about = OffsetMetadata(at, registered.epoch, registered.cluster, topic_id)
+            offsets[tp] = at, stamp(about, pipeline_topics.pipeline)
+        writer.send(pipeline_topics.ledger_topic, records)
+        writer.send_offsets(offsets, self._cluster.group_metadata())
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Dead letters of one transaction, by their origins; the old and new position of replays."""
+
+    position: ReplayPosition
+    letters: tuple[DeadLetter, ...]
+    after: Mapping[TopicPartition, Position]
+
+    @property
+    def whole(self) -> list[DeadLetter]:
+        """Dead letters that can be replayed; the truncated ones stay."""
+        return [one for one in self.letters if one.left_out is None]
+
+    def kept(self, refused: Sequence[Reject]) -> list[DeadLetter]:
+        """The dead letters that stay if some of the complete ones are refused again."""
+        by_origin = {one.origin: one for one in self.whole}
+        again = [replace(by_origin[one.partition, one.offset], reject=one) for one in refused]
+        return [*again, *(one for one in self.letters if one.left_out is not None)]
+
+
+def replay_into_topics(sink: KafkaSink) -> TopicReplay:
+    """A replay of a bound sink; the pipeline may run at the same time."""
+    replayer, write = sink.pipeline_topics.keys.replayer, partial(_encoded, sink)
+    return TopicReplay(sink.ledger, sink.rejects_topic, replayer, write, sink.close)
+
+
+def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
+    """Judged rows as messages."""
+
+    def limits(names: Sequence[str]) -> dict[str, topics.TopicLimits]:
+        """The limits of existing topics that may receive old records."""
+        there = topics.described(sink.cluster.admin, names)
+        refuse_compacted(sink, there)
+        return topics.topic_limits(sink.cluster.admin, there)
+
+    chunk = judged.chunk
+    refused = chunk.rejections
+    if not judged.traceable:  # its rows belong to no record, and none is skipped for a reject
+        chunk = replace(chunk, rejections=())
+    encoded = encode(chunk, sink.form, limits)
+    if judged.traceable:
+        refused = encoded.rejections
+    elif encoded.rejections:
+        raise row_refused(encoded.rejections[0].reason, LETTERS_STAY)
+    found = {name: encoded.messages(at) for name, at in encoded.all.items()}
+    failed = {one.record for one in refused}
+    digests = encoded.digests(chunk, sink.form.recipe)
+    changes = partial(replayed, chunk, judged.own(encoded.written, failed), failed, digests)
+    return Passed(list(found), refused, lambda: found, changes=changes)
+
+
+def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str]) -> None:
+    """Refuse to write old records to compacted topics, which keep only the last record of a key.
+
+    Raises:
+        ConfigError: the error names the topic.
+    """
+    if found := topics.compacted(sink.cluster.admin, names):
+        raise ConfigError(
+            "sink.topic" if sink.form.topic else "sink.topic_column",
+            f"topic {found[0]!r} is compacted: a replayed record is old, written last it would"
+            " replace newer records of its key",
+            way_out="send corrected records to the source's topic;"
+            " `oncely rejects list --json` has them. If old records are harmless, set the"
+            " topic's cleanup.policy to delete for the replay",
+        )
+
+
+def _registered(position: ReplayPosition) -> PipelineRecord:
+    if position.view.pipeline is None:
+        raise InvariantViolation("letters of a pipeline that is not in the ledger")
+    return position.view.pipeline
+
+
+_LACKS: Mapping[str, str] = {
+    "lost": "",
+    "duplicated": "a surplus copy can't be removed from a topic: let its readers keep one record of"
+    " each oncely.source, or write all of it into a new topic after `oncely offsets reset`",
+    "altered": "a record can't be replaced in a topic: send a corrected one from the source, or"
+    " write all of it into a new topic after `oncely offsets reset`",
+    "unexpected": "a record can't be removed from a topic: let its readers skip it, or write all of"
+    " it into a new topic after `oncely offsets reset`",
+    "backfill": "a record can't be replaced in a topic",
+}
+_PAGE = 1 << 16  # offsets
+
+
+class Sources:
+    """The sources that an output topic names, one bit for each.
+
+    Args:
+        pipeline_topics: the cluster.
+        topic: the output.
+    """
+
+    def __init__(self, pipeline_topics: PipelineTopics, topic: str) -> None:
+        self._pipeline_topics, self._topic = pipeline_topics, topic
+        self._next: dict[TopicPartition, Position] = {}
+        self._pages: dict[tuple[TopicPartition, int], bytearray] = {}
+        self._decode = msgspec.json.Decoder(tuple[str, int, int]).decode
+
+    def __contains__(self, of: tuple[TopicPartition, int]) -> bool:
+        tp, offset = of
+        page = self._pages.get((tp, offset // _PAGE))
+        return page is not None and bool(page[offset % _PAGE >> 3] & 1 << (offset & 7))
+
+    def read(self, ends: Mapping[TopicPartition, Position]) -> None:
+        """Read on to these ends.
+
+        Raises:
+            Unavailable: a transaction stayed open, or no answer.
+        """
+        ranges = {tp: OffsetRange(min(self._next.get(tp, 0), end), end) for tp, end in ends.items()}
+        of = self._pipeline_topics
+        with closing(Reader(of.brokers, of.kafka)) as reader:
+            needs = frozenset({"headers"})
+            for records in reader.tables(ranges, needs, lost="skip", silence=of.timeout):
+                for headers in records["headers"].chunks:
+                    self._take(headers)
+        self._next.update(ends)
+
+    def _take(self, headers: pa.ListArray) -> None:
+        names, values = pc.list_flatten(headers).flatten()
+        ours = pc.equal(names, SOURCE_HEADER)
+        record = pc.list_parent_indices(headers).filter(ours).to_pylist()
+        last = dict(zip(record, values.filter(ours).to_pylist(), strict=True))
+        for value in last.values():
+            with suppress(msgspec.MsgspecError):  # another program's
+                topic, partition, offset = self._decode(value or b"")
+                at = TopicPartition(topic, partition), offset // _PAGE
+                page = self._pages.setdefault(at, bytearray(_PAGE >> 3))
+                page[offset % _PAGE >> 3] |= 1 << (offset & 7)
+
+
+class _Sent(NamedTuple):
+    """What a transaction sends."""
+
+    encoded: Encoded
+    rejects: Sequence[Reject]
+    chunk: Chunk
+
+
+@dataclass
+class KafkaRewrites:
+    """Sends lost records of an output topic whose records name their sources.
+
+    Attributes:
+        sink: bound to its topic.
+    """
+
+    sink: KafkaSink
+    _cluster: Cluster = field(init=False)
+    _sources: Sources = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._cluster = Cluster(replaying(self.sink.pipeline_topics))
+        self._sources = Sources(self.sink.pipeline_topics, self._topic)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+        self.sink.close()
+
+    def check(self) -> None:
+        """Refuse a topic that does not have all records, or that keeps the last one of a key."""
+        topic, known = self._topic, self._cluster.look().pipeline
+        refuse_compacted(self.sink, [topic])
+        if known is not None:
+            same_outputs(
+                known, topics.ids(self._cluster.admin, [topic]), self.sink.pipeline_topics.pipeline
+            )
+        first = self._offsets(topic, OffsetSpec.earliest())
+        if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
+            raise WrongInput(
+                f"{', '.join(gone)}: the first records were deleted: whether a record was among"
+                " them, or is lost, can't be told",
+                way_out="a topic without retention can be repaired",
+            )
+
+    def lacks(self, kind: str) -> str:
+        """All but lost records."""
+        return _LACKS[kind]
+
+    def entries(self) -> dict[TopicPartition, Entry]:
+        """The present positions."""
+        return self.sink.cluster.committed()
+
+    def committed(self, partition: TopicPartition, within: OffsetRange) -> list[OffsetRange]:
+        """All below the position: a ledger topic has no history."""
+        entry = self.entries().get(partition)
+        end = min(within.end, entry.position) if entry is not None else within.start
+        return [OffsetRange(within.start, end)] if end > within.start else []
+
+    def present(self, partition: TopicPartition, offsets: Sequence[OffsetRange]) -> tuple[int, int]:
+        """Nothing that could be removed."""
+        del partition, offsets
+        return 0, 0
+
+    def rewrite(self, work: Rewrite) -> Rewritten:
+        """Send the records that are lost still."""
+        if work.kind != "repair":
+            raise InvariantViolation(_LACKS["backfill"])
+        names = [self._topic, self.sink.rejects_topic]
+        sizes = self.sink.largest(names)
+        identity = self._cluster.keys.replayer
+
+        def compare() -> tuple[View, list[int]]:
+            view = self._cluster.settled()
+            self._refuse_moved(view, work)
+            return view, self._lost(work)
+
+        with compare_and_set(self._cluster, identity, compare, sizes.values()) as (writer, now):
+            view, lost = now
+            if not lost:
+                return Rewritten(0, 0, NO_RECORDS)
+            sent = self._encoded(work, lost)
+            entry = work.expected
+            fence = Fence(self.sink.pipeline_topics.pipeline, entry.epoch, entry.run)
+            letters = dead_letter_messages.dead_letters(
+                sent.rejects, sizes[self.sink.rejects_topic], fence
+            )
+            writer.begin()
+            for topic, wanted in sent.encoded.all.items():
+                writer.send(topic, sent.encoded.messages(wanted))
+            writer.send(self.sink.rejects_topic, letters)
+            writer.send(
+                self._cluster.pipeline_topics.ledger_topic, [self._amendment(view, work, lost)]
+            )
+            writer.commit()
+        counts = sent.chunk.counts(sent.encoded.written, sent.encoded.rejections)
+        return Rewritten(0, 0, counts.get(work.partition, NO_RECORDS))
+
+    def remove_beyond(
+        self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
+    ) -> NoReturn:
+        """Never asked for."""
+        raise InvariantViolation(f"{partition} {offsets} {expected}: {_LACKS['unexpected']}")
+
+    # -- parts ---------------------------------------------------------------------------------
+
+    @property
+    def _topic(self) -> str:
+        if self.sink.form.topic is None:
+            raise InvariantViolation("a repair of unknown topics")
+        return self.sink.form.topic
+
+    def _refuse_moved(self, view: View, work: Rewrite) -> None:
+        tp, now = work.partition, view.positions.get(work.partition)
+        if now is None or now.epoch != work.expected.epoch or now.position < work.upto:
+            raise PositionMoved(str(tp))
+        if view.begins[tp] < work.upto:
+            raise Stopped(
+                f"{tp}: a reset is under way that puts the position back to {view.begins[tp]}",
+                way_out="the next run completes it, and reads these records again; then audit",
+            )
+
+    def _lost(self, work: Rewrite) -> list[int]:
+        """The offsets that have neither a record in the output nor a dead letter that waits."""
+        tp, letters = work.partition, DeadLetters(self._cluster, self.sink.rejects_topic)
+        self._sources.read(self._offsets(self._topic, OffsetSpec.latest()))
+        wanted = [at for one in work.offsets for at in range(one.start, one.end)]
+        wanted = [at for at in wanted if (tp, at) not in self._sources]
+        position = letters.position(certain=True)
+        if position is None or not wanted:
+            return wanted
+        ends = self._offsets(self.sink.rejects_topic, OffsetSpec.latest())
+        with closing(Reading(self._cluster.pipeline_topics, position, ends).letters()) as waiting:
+            kept = {one.origin for one in waiting}
+        return [at for at in wanted if (tp, at) not in kept]
+
+    def _encoded(self, work: Rewrite, lost: Collection[int]) -> _Sent:
+        ranges = normalize(OffsetRange(at, at + 1) for at in lost)
+        chunk = work.chunk.keep({work.partition: ranges})
+        encoded = encode(chunk, self.sink.form, self.sink.limits)
+        rejects = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
+        return _Sent(encoded, rejects, chunk)
+
+    def _amendment(self, view: View, work: Rewrite, lost: Sequence[int]) -> Message:
+        before = view.rewritten.get(work.partition)
+        record = RewriteRecord(
+            work.kind, lost[0], lost[-1] + 1, work.expected.epoch,
+            [] if before is None else before.backfilled,
+        )  # fmt: skip
+        return Message(ledger_value(record), self._cluster.keys.rewritten_key(work.partition))
+
+    def _offsets(self, topic: str, spec: Any) -> dict[TopicPartition, Position]:
+        """An offset of each partition; the latest one is the high watermark."""
+        known = topics.identified(self._cluster.admin, topic)
+        here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
+        wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
+        return topics.offsets(self._cluster.admin, doing, wanted, committed=False)

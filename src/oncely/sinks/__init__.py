@@ -1,1 +1,0 @@
-"""Destinations of records, each with a ledger."""
