@@ -45,4 +45,4 @@ def without_pandas() -> None:
 def with_pandas() -> None:
     """Let pyarrow recognise a Series again, whose NaN are nulls; before a user's function runs."""
     with suppress(ImportError):
-        pa.lib._pandas_api.series  # noqa: B018 - it looks for pandas
+        pa.lib._pandas_api.pd  # noqa: B018 - it looks for pandas

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -107,6 +111,47 @@ def test_a_day_in_a_notebook(broker: Broker, make_topic: MakeTopic, on_sqlite: P
     produce(broker, topic, [(0, None, value(400))])
     worked = pipeline.work("latest")
     assert (bool(worked), worked.records, worked.rows) == (True, 1, 1)
+
+
+@pytest.mark.parametrize("verb", ["run", "work"])
+def test_a_start_imports_no_pandas(
+    broker: Broker, make_topic: MakeTopic, on_sqlite: Place, tmp_path: Path, verb: str
+) -> None:
+    """The driver and its processes; an import costs each 0.3 s."""
+    topic = make_topic(partitions=PARTITIONS, records=[(0, None, value(1))])
+    (tmp_path / "p.toml").write_text(
+        f"""
+name = "{topic}"
+runtime = "processes"
+[source]
+brokers = "{broker.bootstrap}"
+topics = ["{topic}"]
+[decode]
+format = "json"
+schema = "id BIGINT"
+[sink]
+kind = "sql"
+url = "{on_sqlite.url}"
+table = "rows"
+"""
+    )
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "pandas":
+            open({str(tmp_path / "imported")!r}, "w").close()
+sys.meta_path.insert(0, Finder())
+"""
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    subprocess.run(
+        [sys.executable, "-m", "oncely.cli", verb, tmp_path / "p.toml", "--until", "latest"],
+        env=os.environ | {"PYTHONPATH": path}, check=True, capture_output=True,
+    )  # fmt: skip
+    assert on_sqlite.sql("SELECT id FROM rows") == [(1,)]
+    assert not (tmp_path / "imported").exists()
 
 
 def test_a_plan_needs_no_java(
