@@ -133,6 +133,7 @@ class Waiting(Reader):
         return self
 
 
+@pytest.mark.servers
 @pytest.mark.parametrize("protocol", get_args(Protocols))
 def test_an_answer_that_comes_after_a_seek_makes_nobody_read_the_log_again(
     protocol: Protocols,

@@ -54,7 +54,7 @@ from oncely.lake.records import (
     schema_key,
 )
 from oncely.lake.records import encode as manifest_value
-from oncely.stores.offsets.base import Stored, field
+from oncely.stores.offsets.base import Stored, field_of
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.redis import RedisStore
@@ -281,7 +281,7 @@ def offset_stores() -> Golden:
         store = FileStore(Path(folder), pipeline)
         store.save({tp: one, TopicPartition("a.b", 0): one})
         file = f"file {store.file.name}:\n{store.file.read_text()}"
-    redis = f"redis {RedisStore('redis://h', pipeline).key} {field(tp)}: "
+    redis = f"redis {RedisStore('redis://h', pipeline).key} {field_of(tp)}: "
     zookeeper = f"zookeeper {ZooKeeperStore('h:1', pipeline)._path(tp)}: "
     value = store_value(one).decode()
     return {"offset_stores.txt": f"{file}{redis}{value}\n{zookeeper}{value}\n"}

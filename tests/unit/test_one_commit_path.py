@@ -10,7 +10,12 @@ import oncely
 
 _SRC = Path(oncely.__file__).parent
 _SESSIONS = ("connection", "postgres", "sqlite")
-CLIENTS = ("kafka/", "stores/objects/", *(f"stores/sql/{one}" for one in _SESSIONS))
+CLIENTS = (
+    "kafka/",
+    "stores/objects/",
+    "kinds/delta/log",
+    *(f"stores/sql/{one}" for one in _SESSIONS),
+)
 _PATH = "commit/path.py"
 _IN_THE_TABLE = {"kinds/delta/ledger.py", "kinds/delta/sink.py"}
 """A takeover, and new columns, beside other writers of the Delta table: no position moves."""

@@ -333,6 +333,7 @@ def test_an_avro_key_that_gives_no_columns_is_left_out(monkeypatch: pytest.Monke
         number = registry.add("string", "orders-key")
         keys = [registrytools.wire(number, "string", one["id"]) for one in ORDERS]
         monkeypatch.setattr(init, "_records", lambda *_: Records(keys, bytes_of(ORDERS)))
+        monkeypatch.setenv("BROKERS", "h:9092")
         wanted = Wanted("h:9092", "orders", registry=registry.url)
         text = init.pipeline_file(wanted, init.given_pipeline(wanted), "orders.toml")
         assert "The key is left out" in text
