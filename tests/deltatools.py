@@ -18,8 +18,8 @@ from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import storable
 from oncely.kinds.delta.form import DeltaFormat
-from oncely.kinds.delta.log import DeltaConnect, connect
 from oncely.kinds.delta.sink import DeltaSink
+from oncely.stores.delta import DeltaConnect, connect
 from oncely.stores.objects.store import Connect, Store
 from oncely.stores.objects.store import connect as connect_files
 from tests.sinktools import SCHEMA

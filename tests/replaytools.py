@@ -19,10 +19,10 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.kafka.topics import offsets
 from oncely.kinds.base import Discard, Judge, Judged
+from oncely.kinds.destination import LedgerState
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.dead_letters import DeadLetters, replaying
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.pipeline.destination import LedgerState
 from oncely.stores.topic.cluster import Cluster
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk

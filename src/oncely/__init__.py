@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from oncely.core import events
     from oncely.core.events import Event, Listener
     from oncely.core.ranges import OffsetRange, TopicPartition
+    from oncely.core.record import Record
     from oncely.errors import (
         ConfigError,
         DataLost,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
         WrongInput,
     )
     from oncely.kafka.reset import Verb
-    from oncely.kinds.handlers.batch import Batch, Record
+    from oncely.kinds.handlers.batch import Batch
     from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
@@ -81,7 +82,8 @@ _NAMES = {
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
     "oncely.runtimes.stop": "StopSignal",
-    "oncely.kinds.handlers.batch": "Batch Record",
+    "oncely.core.record": "Record",
+    "oncely.kinds.handlers.batch": "Batch",
     "oncely.kinds.handlers.sink": "Handler",
     "oncely.kafka.reset": "Verb",
 }

@@ -26,13 +26,13 @@ from oncely.files.compact import compact
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
 from oncely.kinds.base import PacksRows
-from oncely.kinds.delta.log import DeltaTables
 from oncely.kinds.handlers.sink import HandlersSink
 from oncely.kinds.sql.change import SqlReplay, discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
 from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
+from oncely.stores.delta import DeltaTables
 from oncely.stores.sql.connection import connect
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.testing.servers.kafka import Broker

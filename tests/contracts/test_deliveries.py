@@ -97,7 +97,7 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
         if to.kind == "kafka":
             broken.setattr("oncely.kinds.kafka.sink.write_positions", die)
         elif to.kind == "delta":
-            broken.setattr("oncely.kinds.delta.log.DeltaTables.commit", die)
+            broken.setattr("oncely.stores.delta.DeltaTables.commit", die)
         else:
             broken.setattr(SqlLedger, "compare_and_set", die)
         with pytest.raises(Crash):

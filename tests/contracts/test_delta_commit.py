@@ -21,7 +21,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
 from oncely.kinds.base import Judge
 from oncely.kinds.delta.change import DeltaReplay
-from oncely.kinds.delta.log import Change, DeltaTables
+from oncely.stores.delta import Change, DeltaTables
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging
 from tests.sinktools import (

@@ -15,10 +15,10 @@ from oncely.commit.replay import replay
 from oncely.core.batch import DISCARDED, Reject
 from oncely.errors import Unavailable, WrongInput
 from oncely.kinds.delta.change import DeltaReplay, discard_letters
-from oncely.kinds.delta.log import DeltaTables
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.pipeline.rejects import RejectFilter
 from oncely.pipeline.rejects import discard as discard_by
+from oncely.stores.delta import DeltaTables
 from tests.contracts.test_audit_delta import BAD, COMMITS, EACH, World, a_world
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.replaytools import bad, judging, pipeline_of

@@ -22,7 +22,7 @@ from oncely.errors import (
     TableMismatch,
     Unavailable,
 )
-from oncely.kinds.delta.log import DeltaTables
+from oncely.stores.delta import DeltaTables
 from oncely.stores.objects.store import Store
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.sinktools import (

@@ -24,9 +24,10 @@ from oncely.core.batch import BudgetSpent, Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
 from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
+from oncely.core.record import Record
 from oncely.errors import Fenced, GivenUp, Interrupted, Stopped, TooManyRejects, WrongInput
 from oncely.kinds.handlers import sink as handlers_sink
-from oncely.kinds.handlers.batch import Batch, Record
+from oncely.kinds.handlers.batch import Batch
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
 from oncely.stores.sql import postgres_lent
 from oncely.stores.sql.connection import Contention, close_all, connect

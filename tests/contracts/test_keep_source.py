@@ -14,11 +14,11 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import ConfigError
+from oncely.kinds.delta.destination import DeltaDestination
+from oncely.kinds.destination import PROBED, Inspection
+from oncely.kinds.sql.destination import SqlDestination
 from oncely.kinds.sql.table import SOURCE_COLUMNS
 from oncely.pipeline import Pipeline
-from oncely.pipeline.delta_destination import DeltaDestination
-from oncely.pipeline.destination import PROBED, Inspection
-from oncely.pipeline.sql_destination import SqlDestination
 from tests.contracts.looking import create
 from tests.deltatools import DeltaPlace
 from tests.sinktools import (

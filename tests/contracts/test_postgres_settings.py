@@ -14,8 +14,8 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.config import parse
+from oncely.kinds.sql.destination import look
 from oncely.pipeline import Pipeline
-from oncely.pipeline.sql_destination import look
 from oncely.stores.sql.connection import BadData, TableName
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.postgres_types import TEXT_SETTINGS

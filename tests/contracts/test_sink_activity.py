@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from oncely.pipeline.sql_destination import look
+from oncely.kinds.sql.destination import look
 from oncely.stores.sql.tables import Activity
 from tests.sinktools import T0, Place, at_t0, commit_all, numbered, ready, sink_to
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import TableMismatch
-from oncely.kinds.sql.cast import would_round
+from oncely.kinds.sql.destination import check_table
 from oncely.kinds.sql.sink import SqlSink
-from oncely.pipeline.sql_destination import check_table
+from oncely.stores.sql.cast import would_round
 from tests.conftest import examples
 from tests.sinktools import Place, Rec, at_t0, commit_all, open_sink, ready, sink_to
 

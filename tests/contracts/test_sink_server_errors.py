@@ -15,7 +15,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import OncelyError, Stopped, TableMismatch, TooLong, Unavailable, WrongInput
 from oncely.kinds.sql.change import SqlRewrites
-from oncely.pipeline.sql_destination import check_table
+from oncely.kinds.sql.destination import check_table
 from oncely.stores.sql.connection import BadData, Contention, close_all
 from oncely.testing.servers.postgres import Postgres
 from tests.contracts.looking import create, ids, rejected

@@ -9,10 +9,10 @@ import pytest
 from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
+from oncely.kinds.destination import Inspection
+from oncely.kinds.sql.destination import check_table, look
 from oncely.kinds.sql.sink import SqlSink
 from oncely.pipeline import Pipeline
-from oncely.pipeline.destination import Inspection
-from oncely.pipeline.sql_destination import check_table, look
 from oncely.stores.sql.connection import close_all
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.testing.servers import pginstall

@@ -12,8 +12,8 @@ from oncely.audit.sql import open_evidence
 from oncely.audit.stored.sql_ledger import open_ledger
 from oncely.core.claim import Takeover
 from oncely.errors import NewerFormat, OlderFormat
+from oncely.kinds.sql.destination import check_table, dead_letters, look
 from oncely.kinds.sql.sink import SqlSink
-from oncely.pipeline.sql_destination import check_table, dead_letters, look
 from oncely.stores.sql.tables import TABLES, VERSION
 from oncely.verify.reading import of_tables
 from tests.sinktools import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 
 from oncely import Batch, Worker
-from oncely.kinds.handlers.batch import Record
+from oncely.core.record import Record
 from tests.scenarios.world import SCHEMA
 
 app = Worker(

@@ -17,11 +17,11 @@ from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import Unavailable
-from oncely.kinds.sql.cast import cast_rows
 from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import BatchCommit
+from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import ColumnFit
 from oncely.testing.processes import kill_self, stop_self
 from tests.scenarios.commit_topic import APPEND, Task, left, topic

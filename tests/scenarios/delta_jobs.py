@@ -13,8 +13,8 @@ from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.kinds.base import Judge
 from oncely.kinds.delta.change import DeltaReplay, discard_letters
-from oncely.kinds.delta.log import connect as connect_delta
 from oncely.kinds.delta.sink import DeltaSink
+from oncely.stores.delta import connect as connect_delta
 from oncely.stores.objects.store import connect as connect_files
 from oncely.testing.processes import kill_self, stop_self
 from tests.deltatools import DeltaPlace

@@ -25,7 +25,7 @@ from oncely.config import DeltaSinkSettings, PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
-from oncely.kinds.delta.log import DeltaConnect, connect
+from oncely.stores.delta import DeltaConnect, connect
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")
 _BLAMES = 20

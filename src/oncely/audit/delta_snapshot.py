@@ -36,7 +36,7 @@ from oncely.audit.stored.delta_document import (
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, cut, from_tree
 from oncely.errors import SourceMismatch, Stopped, Unavailable
-from oncely.kinds.delta.log import DeltaConnect, connect, named_sizes, of_content
+from oncely.stores.delta import DeltaConnect, connect, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.sql.claims import Claim
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.cli.tables import LEFT, REST, RIGHT, cell, short, show
-from oncely.pipeline.destination import Connections, Problem, SinkFacts, TopicPlan
+from oncely.kinds.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
 from oncely.wording import plural
 

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from oncely.commit.backoff import Backoff, tell
 from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
@@ -50,12 +49,8 @@ from oncely.errors import (
     TooLong,
     Unavailable,
 )
-from oncely.kinds.base import CommitsChunks, PublishesBatches, Sink
+from oncely.kinds.base import CommitsChunks, FinishesParts, PublishesBatches, Sink
 from oncely.phases import longest, measured, phase
-
-if TYPE_CHECKING:
-    from oncely.kinds.handlers.sink import HandlersSink
-
 
 Entries = Mapping[TopicPartition, Entry]
 
@@ -155,7 +150,7 @@ def commit(
 
 
 def commit_parts(
-    delivery: Delivery[HandlersSink],
+    delivery: Delivery[FinishesParts],
     chunk: Chunk,
     parts: Mapping[TopicPartition, Sequence[OffsetRange]],
     fence: Fence,
@@ -420,7 +415,7 @@ class ByKey:
 
     def __init__(
         self,
-        delivery: Delivery[HandlersSink],
+        delivery: Delivery[FinishesParts],
         chunk: Chunk,
         fence: Fence,
         max_rejects: int | None,

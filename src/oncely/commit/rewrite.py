@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -27,10 +26,7 @@ from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput
-from oncely.kinds.base import RewritesRecords
-
-if TYPE_CHECKING:
-    from oncely.kinds.files.change import FilesRewrites
+from oncely.kinds.base import RewritesRecords, RewritesTogether
 
 NOTHING = Rewritten(0, 0, NO_RECORDS)
 
@@ -132,7 +128,7 @@ def rewrite(
 
 
 def rewrite_together(
-    sink: FilesRewrites,
+    sink: RewritesTogether,
     kind: RewriteKind,
     group: Together,
     produce: Produce,
@@ -164,7 +160,7 @@ def rewrite_together(
 
 
 def remove_unexpected(
-    sink: FilesRewrites, names: Sequence[str], patience: Backoff, tell: Tell
+    sink: RewritesTogether, names: Sequence[str], patience: Backoff, tell: Tell
 ) -> Rewritten:
     """Remove what must not be there, if it still must not.
 

@@ -20,13 +20,13 @@ from oncely.artifacts import cache_directory
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved, wanted_schema
+from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.lake import avro_file, parquet_file
 from oncely.lake.conform import Rounding
 from oncely.lake.partitions import PartitionColumn, parse_partition_by
 from oncely.lake.records import Format, ManifestFile
 from oncely.pipeline import Pipeline
-from oncely.pipeline.files_destination import FilesDestination
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View

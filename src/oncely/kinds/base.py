@@ -22,13 +22,16 @@ from oncely.core.batch import (
     Chunk,
     IntArray,
     Packet,
+    Produce,
     Reject,
     Rejection,
     Rewrite,
+    RewriteKind,
     Rewritten,
     Staged,
+    Together,
 )
-from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
+from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
 from oncely.core.digest import Recipe, UInt64
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -94,6 +97,27 @@ class CommitsChunks(Sink, Protocol):
             PositionMoved: nothing was written; read the ledger and decide again.
             BudgetSpent: nothing was written; more than ``max_rejects`` records were refused.
             Unavailable: the outcome is unknown; read the ledger and decide again.
+        """
+
+
+class FinishesParts(CommitsChunks, Protocol):
+    """A sink that several threads use, each for records of other keys of one chunk."""
+
+    @property
+    def threads(self) -> Mapping[str, int]:
+        """The number of threads of each topic's partitions, if there are several."""
+
+    def finish(
+        self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None
+    ) -> Mapping[TopicPartition, Sequence[Finished]]:
+        """Commit parts of a chunk's ranges, which may begin beyond the positions.
+
+        Args: as of :meth:`CommitsChunks.commit`; the claim names the parts.
+
+        Returns:
+            What the ledger contains of each range that is finished now.
+
+        Raises the errors of :meth:`CommitsChunks.commit`.
         """
 
 
@@ -285,7 +309,7 @@ class ReplaysDeadLetters(Protocol):
 
 Which = Callable[[Reject], bool]
 Discard = Callable[[Which, bool, Callable[[], None]], Mapping[str, int]]
-"""See :meth:`oncely.pipeline.destination.Destination.discarding`."""
+"""See :meth:`oncely.kinds.destination.Destination.discarding`."""
 
 
 class RewritesRecords(Protocol):
@@ -335,6 +359,55 @@ class RewritesRecords(Protocol):
             PositionMoved: nothing was removed; read the ledger and decide again.
             Unavailable: the outcome is unknown; repeat.
         """
+
+
+@runtime_checkable
+class RewritesTogether(Protocol):
+    """Replaces what groups of offsets have produced, where rows do not contain their offset: what
+    holds rows of a group, such as a file, is replaced as a whole.
+
+    It may be used beside a run, and never moves a position.
+    """
+
+    def check(self) -> None:
+        """As :meth:`RewritesRecords.check`."""
+
+    def entries(self) -> Mapping[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+
+    def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[Together]:
+        """The groups of these offsets, with all offsets whose rows are inseparable from theirs.
+        Offsets that were never committed are left out."""
+
+    def rewrite_together(
+        self,
+        kind: RewriteKind,
+        group: Together,
+        entries: Mapping[TopicPartition, Entry],
+        produce: Produce,
+    ) -> Rewritten:
+        """Replace what the offsets of a group have produced, in one transaction.
+
+        Args:
+            kind: the kind of the amendment.
+            group: the offsets.
+            entries: the ledger's entries on which that was decided.
+            produce: what the records produce at present.
+
+        Raises:
+            PositionMoved: nothing was written; read the ledger and decide again.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+    def present(self, names: Sequence[str]) -> int:
+        """The number of rows that the destination has by these names."""
+
+    def foreign(self, names: Sequence[str]) -> Mapping[str, str]:
+        """The pipelines of the names that are another one's."""
+
+    def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
+        """Remove names whose rows are still beyond the position. Raises the errors of
+        :meth:`rewrite_together`."""
 
 
 def stage_rows(task: StagingTask, rows: Iterable[pa.Table]) -> Staged:

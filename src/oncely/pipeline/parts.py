@@ -26,11 +26,11 @@ from oncely.kafka import properties
 from oncely.kafka.client import make
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Moment
-from oncely.kinds.delta.log import DeltaConnect
-from oncely.kinds.delta.log import connect as connect_delta
-from oncely.pipeline.sql_destination import SqlDestination
+from oncely.kinds.sql.destination import SqlDestination
 from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
+from oncely.stores.delta import DeltaConnect
+from oncely.stores.delta import connect as connect_delta
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 from oncely.stores.sql.connection import Connect, connect
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from oncely.commit.delivery import Order
     from oncely.decode.base import Decoder
     from oncely.kinds.base import Sink
+    from oncely.kinds.destination import Destination, LedgerState
     from oncely.kinds.handlers.sink import Handler
-    from oncely.pipeline.destination import Destination, LedgerState
     from oncely.pipeline.expected import PipelineExpected
     from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
     from oncely.runtimes.chunks import Bounds
@@ -263,22 +263,22 @@ class Parts:
         if isinstance(given, SqlSinkSettings):
             inner = SqlDestination(self.settings, given, self.connect)
         elif isinstance(given, HandlersSinkSettings):
-            from oncely.pipeline.handlers_destination import HandlersDestination
+            from oncely.kinds.handlers.destination import HandlersDestination
 
             name = self.settings.name
             inner = HandlersDestination(name, given, self.handlers, self.connect, self.threads)
         elif isinstance(given, FilesSinkSettings):
-            from oncely.pipeline.files_destination import FilesDestination
+            from oncely.kinds.files.destination import FilesDestination
 
             inner = FilesDestination(
                 self.settings, given, self.source, self.kafka_connect, self.files_connect
             )
         elif isinstance(given, DeltaSinkSettings):
-            from oncely.pipeline.delta_destination import DeltaDestination
+            from oncely.kinds.delta.destination import DeltaDestination
 
             inner = DeltaDestination(self.settings, given, self.files_connect, self.delta_connect)
         else:
-            from oncely.pipeline.kafka_destination import KafkaDestination
+            from oncely.kinds.kafka.destination import KafkaDestination
 
             inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
         if self.store is None:

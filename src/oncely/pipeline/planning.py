@@ -17,7 +17,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
 from oncely.kafka.source import Watermarks, missing_permissions, needed_acls
-from oncely.pipeline.destination import (
+from oncely.kinds.destination import (
     LOST_WAY_OUT,
     Connections,
     Inspection,

@@ -23,8 +23,7 @@ from oncely.core.batch import Chunk, Produce, Reject, RewriteKind, Rewritten, To
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 from oncely.errors import ConfigError, WrongInput
-from oncely.kinds.base import RewritesRecords
-from oncely.kinds.files.change import FilesRewrites
+from oncely.kinds.base import RewritesRecords, RewritesTogether
 from oncely.pipeline.reread import Work, records_gone, rewriting
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def repair(
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
     found = [replace(one, detail="") for one in found]  # of a place, not of a text
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
-        if isinstance(work.sink, FilesRewrites):
+        if isinstance(work.sink, RewritesTogether):
             return repair_together(work, found, max_removed)
         return _repair_records(work, found, max_removed)
 
@@ -271,7 +270,7 @@ def backfill(
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.backfill`."""
     with rewriting(pipeline, events, execute=execute, progress=progress) as work:
-        if isinstance(work.sink, FilesRewrites):
+        if isinstance(work.sink, RewritesTogether):
             return backfill_together(work, ranges)
         return _backfill_records(work, ranges)
 
@@ -346,7 +345,7 @@ Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
 def repair_together(
-    work: Work[FilesRewrites], found: Sequence[Finding], max_removed: int
+    work: Work[RewritesTogether], found: Sequence[Finding], max_removed: int
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
     files = {one.file for one in found if one.file}
@@ -378,7 +377,7 @@ def repair_together(
 
 
 def backfill_together(
-    work: Work[FilesRewrites], ranges: Mapping[TopicPartition, OffsetRange]
+    work: Work[RewritesTogether], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.backfill`; a range is widened to whole files."""
     for tp in ranges:
@@ -436,7 +435,7 @@ def _contains(group: Together, spans: Spans) -> bool:
     )
 
 
-def _reason(work: Work[FilesRewrites], group: Together) -> str:
+def _reason(work: Work[RewritesTogether], group: Together) -> str:
     """The reason why a group can't be rewritten; empty if it can."""
     for tp, own in group.spans.items():
         if tp.topic in work.compacted:
@@ -446,7 +445,7 @@ def _reason(work: Work[FilesRewrites], group: Together) -> str:
     return group.problem
 
 
-def _is_gone(work: Work[FilesRewrites], tp: TopicPartition, offset: int) -> bool:
+def _is_gone(work: Work[RewritesTogether], tp: TopicPartition, offset: int) -> bool:
     return tp not in work.lows or offset < work.lows[tp]
 
 
@@ -454,7 +453,7 @@ def _is_gone(work: Work[FilesRewrites], tp: TopicPartition, offset: int) -> bool
 
 
 def _rewritten(
-    work: Work[FilesRewrites],
+    work: Work[RewritesTogether],
     kind: RewriteKind,
     groups: Sequence[Together],
     done: Repaired,
@@ -482,7 +481,7 @@ def _portions_together(groups: Sequence[Together]) -> Iterator[Together]:
         yield commit.together(portion)
 
 
-def _produce(work: Work[FilesRewrites]) -> Produce:
+def _produce(work: Work[RewritesTogether]) -> Produce:
     def produce(
         tp: TopicPartition, whole: OffsetRange, without: Collection[int]
     ) -> Iterator[Chunk]:

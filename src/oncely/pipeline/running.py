@@ -21,7 +21,7 @@ from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongIn
 from oncely.extras import WITHOUT_SPARK, require
 from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
-from oncely.pipeline.destination import LOST_WAY_OUT
+from oncely.kinds.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.result import Counts, RunResult
 from oncely.pipeline.sessions import check_session, started

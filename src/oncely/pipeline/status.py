@@ -13,7 +13,7 @@ from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Unavailable, WrongInput
 from oncely.kafka.group import Member
 from oncely.kafka.source import KafkaSource, PartitionLag, measure_lag, open_transactions
-from oncely.pipeline.destination import LedgerState
+from oncely.kinds.destination import LedgerState
 from oncely.stores.sql.tables import Activity
 from oncely.wording import duration, plural
 

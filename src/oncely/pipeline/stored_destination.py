@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -28,18 +27,16 @@ from oncely.kinds.base import (
     Discard,
     ReplaysDeadLetters,
     RewritesRecords,
+    RewritesTogether,
     Sink,
 )
-from oncely.pipeline.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
+from oncely.kinds.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.stores.offsets.base import OffsetStore
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.kafka import KafkaStore
 from oncely.stores.offsets.redis import RedisStore
 from oncely.stores.offsets.sql import SqlStore
 from oncely.stores.offsets.zookeeper import ZooKeeperStore
-
-if TYPE_CHECKING:
-    from oncely.kinds.files.change import FilesRewrites
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +145,7 @@ class StoredDestination:
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
         """Refused: positions that do not move with the rows say nothing about them."""
         del schema
         raise ConfigError(

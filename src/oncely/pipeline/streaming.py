@@ -17,10 +17,10 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.sql.destination import check_table, look
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Wanted
 from oncely.pipeline.sessions import STREAMING, check_session
-from oncely.pipeline.sql_destination import check_table, look
 from oncely.runtimes.spark.plugin import (
     Checkpoint,
     PublishedBatches,

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import IntArray, Rejection
+from oncely.core.record import Record
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
 from oncely.kafka.records import RECORDS
-from oncely.kinds.handlers.batch import Record
 from oncely.runtimes.row_transform import SqlTransform
 from oncely.users_function import returned, said, users_function
 

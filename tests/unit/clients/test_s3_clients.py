@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from oncely.config import S3Settings
 from oncely.errors import OncelyError
-from oncely.kinds.delta.log import DeltaTables
+from oncely.stores.delta import DeltaTables
 from oncely.stores.objects.s3 import S3Options, require_conditional_writes
 from oncely.stores.objects.store import connect
 

@@ -8,11 +8,11 @@ import pytest
 
 from oncely.config import parse
 from oncely.errors import ConfigError, Unavailable
+from oncely.kinds.destination import Inspection
+from oncely.kinds.sql.destination import _slots
 from oncely.pipeline import Pipeline
-from oncely.pipeline.destination import Inspection
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.planning import unchecked
-from oncely.pipeline.sql_destination import _slots
 
 
 def guarantee(**sections: dict[str, Any]) -> Guarantee:

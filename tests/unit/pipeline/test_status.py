@@ -12,8 +12,8 @@ import pytest
 from oncely.config import FilterSettings
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.kafka.source import PartitionLag
+from oncely.kinds.destination import LedgerState
 from oncely.pipeline import status
-from oncely.pipeline.destination import LedgerState
 from oncely.pipeline.status import Status
 from oncely.stores.sql import tables as activity
 from oncely.stores.sql.tables import Activity

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.ranges import TopicPartition
+from oncely.core.record import Record
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError, Interrupted
 from oncely.kafka.records import RECORDS
-from oncely.kinds.handlers.batch import Record
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
 from oncely.runtimes.row_transform import Unchanged

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.kinds.sql.cast import cast_rows
+from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import ColumnFit
 
 DECIMAL = pa.decimal128(10, 2)

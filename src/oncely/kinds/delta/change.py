@@ -55,12 +55,12 @@ from oncely.errors import InvariantViolation, WrongInput
 from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
 from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
-from oncely.kinds.delta.log import Merge, named_sizes, of_content
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.form import FilesTask
 from oncely.kinds.sql.form import with_source, with_tombstones
 from oncely.kinds.sql.table import SOURCE_COLUMNS
 from oncely.lake.conform import conform
+from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
@@ -561,7 +561,7 @@ def discard_letters(
     sink: DeltaSink, which: Which, execute: bool, check: Callable[[], None] = lambda: None
 ) -> Counter[str]:
     """Discard pending dead letters: see
-    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    :meth:`oncely.kinds.destination.Destination.discarding`. The sink may be without columns."""
     ledger, reasons = sink.ledger, Counter[str]()
     state = ledger.read()
     rejects, replaced = list(state.document.rejects), dict[str, str]()

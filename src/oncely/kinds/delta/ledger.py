@@ -36,7 +36,7 @@ from oncely.core.claim import (
 from oncely.core.ledger import Entry
 from oncely.core.ranges import SourceIdentity, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, LedgerWentBack, Stopped, TableMismatch, Unavailable, check
-from oncely.kinds.delta.log import Change, DeltaTables
+from oncely.stores.delta import Change, DeltaTables
 from oncely.stores.document import (
     Totals,
     add_range,

@@ -70,11 +70,8 @@ Waiting = Mapping[TopicPartition, frozenset[int]]
 
 @dataclass
 class FilesRewrites:
-    """Rewrites of the table of a pipeline, as :class:`oncely.kinds.base.RewritesRecords`. Rows do
-    not contain the offsets of their records, so a file is replaced as a whole.
-
-    :meth:`rewrite_together` and :meth:`remove_unexpected` raise PositionMoved if nothing was
-    written (read the ledger and decide again), Unavailable if the outcome is unknown (repeat).
+    """Rewrites of the table of a pipeline, see :class:`oncely.kinds.base.RewritesTogether`: a file
+    is replaced as a whole.
 
     Attributes:
         sink: prepared.
@@ -122,14 +119,7 @@ class FilesRewrites:
         entries: Mapping[TopicPartition, Entry],
         produce: Produce,
     ) -> Rewritten:
-        """Write new files, and name them in place of the old ones, in one transaction.
-
-        Args:
-            kind: the kind of the amendment.
-            group: the offsets.
-            entries: the ledger's entries on which that was decided.
-            produce: what the records produce at present.
-        """
+        """Write new files, and name them in place of the old ones, in one transaction."""
         with self._replacing.compared():
             pass  # a transaction that a killed rewrite has left open ends: it hides what is read
         since = self.sink.store.now()

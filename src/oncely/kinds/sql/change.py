@@ -496,7 +496,7 @@ def discard_letters(
     sink: SqlSink, which: Which, execute: bool, check: Callable[[], None] = lambda: None
 ) -> Counter[str]:
     """Discard pending dead letters: see
-    :meth:`oncely.pipeline.destination.Destination.discarding`. The sink may be without columns."""
+    :meth:`oncely.kinds.destination.Destination.discarding`. The sink may be without columns."""
     letters, reasons = sink.ledger.dead_letters, Counter[str]()
     with (
         brief_session(sink.dialect, "discard", sink.connect) as ours,

@@ -15,8 +15,8 @@ from oncely.core.claim import Counts
 from oncely.core.digest import STORED, Digests, Recipe
 from oncely.core.ranges import TopicPartition
 from oncely.errors import TableMismatch
-from oncely.kinds.sql.cast import as_text, cast_rows, cast_values
 from oncely.kinds.sql.table import Target
+from oncely.stores.sql.cast import as_text, cast_rows, cast_values
 from oncely.stores.sql.connection import ColumnFit, Connection
 from oncely.stores.sql.postgres_digest import stored_texts
 

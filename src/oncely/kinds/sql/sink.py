@@ -21,10 +21,10 @@ from oncely.core.digest import Digests, digest_sum
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
 from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
-from oncely.kinds.sql.cast import cast_rows
 from oncely.kinds.sql.form import Prepared, prepare
 from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
+from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import (
     BadData,
     Connect,

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -28,9 +28,10 @@ from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, OncelyError, WrongInput
-from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.base import PacksRows
 from oncely.runtimes.spark.jobs import is_java, without_stack
 from oncely.runtimes.spark.rows import HeldRows, arrow_schema
+from oncely.stores.sql.ledger import SqlLedger
 from oncely.stores.sql.statements import Registered
 from oncely.stores.sql.takeover import require_held
 
@@ -210,6 +211,14 @@ TopicIds = Callable[[Collection[str]], Mapping[str, str]]
 """The present ids of topics; empty if they cannot be requested."""
 
 
+class QuerySink(PacksRows, Protocol):
+    """A sink whose ledger stores the last batch of a query."""
+
+    @property
+    def ledger(self) -> SqlLedger:
+        """The ledger."""
+
+
 @dataclass
 class PublishedBatches:
     """The ``foreachBatch`` function of a query: each micro-batch takes effect exactly once.
@@ -223,7 +232,7 @@ class PublishedBatches:
         housekeeping: called after batches.
     """
 
-    sink: SqlSink
+    sink: QuerySink
     fence: Fence
     checkpoint: Checkpoint
     topic_ids: TopicIds

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.kinds.delta.log import Change, DeltaTables
-from oncely.kinds.delta.log import connect as connect_delta
+from oncely.stores.delta import Change, DeltaTables
+from oncely.stores.delta import connect as connect_delta
 from oncely.stores.objects.s3 import S3Options
 from oncely.stores.objects.store import Bytes, FileSystem, connect
 from oncely.testing.semantics.cells import BEFORE, NAMING, RECORDS, STAGED, WRITING, WRITTEN

@@ -14,13 +14,13 @@ from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
 from oncely.kinds.base import Discard
+from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
 from oncely.kinds.sql.change import discard_letters
+from oncely.kinds.sql.destination import check_table, checks, dead_letters, look, session
 from oncely.kinds.sql.privileges import Needs, missing_privileges
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Wanted
-from oncely.pipeline.destination import Inspection, LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.sql_destination import check_table, checks, dead_letters, look, session
 from oncely.stores.sql.connection import Connect
 from oncely.stores.sql.dialects import dialect_for
 

@@ -21,11 +21,7 @@ from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
 from oncely.kinds.base import Discard
-from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
-from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
-from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
-from oncely.pipeline.destination import (
+from oncely.kinds.destination import (
     Check,
     Connections,
     Inspection,
@@ -34,7 +30,11 @@ from oncely.pipeline.destination import (
     SinkPlan,
     refusal,
 )
-from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
+from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
+from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
+from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
+from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 from oncely.stores.sql.connection import Connect, Connection, brief_session
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.sqlite import Sqlite

@@ -18,9 +18,7 @@ from oncely.kafka import topics
 from oncely.kafka import topics as limits
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.files.sink import FilesSink
-from oncely.kinds.kafka.sink import KafkaSink
-from oncely.pipeline.destination import (
+from oncely.kinds.destination import (
     Check,
     Inspection,
     LedgerState,
@@ -28,7 +26,9 @@ from oncely.pipeline.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.pipeline.topic_ledger import TopicLedger
+from oncely.kinds.files.sink import FilesSink
+from oncely.kinds.kafka.sink import KafkaSink
+from oncely.kinds.topic_ledger import TopicLedger
 from oncely.stores.topic.cluster import Connect, PipelineTopics
 
 S = TypeVar("S", bound=KafkaSink | FilesSink)

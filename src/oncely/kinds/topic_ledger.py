@@ -10,8 +10,8 @@ from oncely.core.batch import Reject
 from oncely.core.ranges import TopicPartition, from_tree
 from oncely.kafka import topics
 from oncely.kafka.topics import check_open_files
+from oncely.kinds.destination import LedgerState, refusal
 from oncely.kinds.kafka.dead_letters import DeadLetters, replaying
-from oncely.pipeline.destination import LedgerState, refusal
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View
 from oncely.stores.topic.takeover import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from oncely.kinds.base import (
     Discard,
     ReplaysDeadLetters,
     RewritesRecords,
+    RewritesTogether,
     Sink,
 )
 from oncely.kinds.sql.privileges import Room
@@ -27,10 +28,6 @@ from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
 from oncely.stores.sql.tables import Activity
-
-if TYPE_CHECKING:
-    from oncely.kinds.files.change import FilesRewrites
-
 
 Check = tuple[str, Callable[[], object]]
 """The key of the pipeline file for a check, and the check, which raises its problem.
@@ -307,7 +304,7 @@ class Destination(Protocol):
 
     def rewriting(
         self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | FilesRewrites]:
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
         """Begin a repair or backfill, for rows of these columns.
 
         Raises:

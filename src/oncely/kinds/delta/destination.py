@@ -19,11 +19,11 @@ from oncely.errors import ConfigError
 from oncely.kinds.base import Discard
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat
-from oncely.kinds.delta.log import DeltaConnect, connect
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.pipeline.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
-from oncely.pipeline.source_columns import audit_notes, keeps_source, with_source
-from oncely.pipeline.sql_destination import NO_LATE_DELETES, refuse_unversioned
+from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
+from oncely.kinds.sql.destination import NO_LATE_DELETES, refuse_unversioned
+from oncely.stores.delta import DeltaConnect, connect
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 

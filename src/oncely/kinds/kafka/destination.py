@@ -14,6 +14,7 @@ from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
+from oncely.kinds.destination import SinkFacts
 from oncely.kinds.kafka.change import (
     KafkaRewrites,
     TopicReplay,
@@ -22,8 +23,7 @@ from oncely.kinds.kafka.change import (
 )
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.pipeline.destination import SinkFacts
-from oncely.pipeline.topic_destination import TopicDestination, kept_ms
+from oncely.kinds.topic_destination import TopicDestination, kept_ms
 
 _NO_LATE_DELETES = (
     "a tombstone written late could delete newer records, for readers that keep the last record"
