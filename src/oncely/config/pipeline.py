@@ -193,6 +193,11 @@ class PipelineSettings(Section):
         return self.transform is not None and self.transform.kind == "spark"
 
     @property
+    def on_cluster(self) -> bool:
+        """True if tasks run on several machines."""
+        return self.runtime == "spark" and not self.spark.is_local
+
+    @property
     def tombstone_keys(self) -> tuple[str, ...]:
         """The columns of the destination's key that tombstones have."""
         key, keys = self.decode.key, getattr(self.sink, "keys", ())

@@ -122,6 +122,28 @@ class FinishesParts(CommitsChunks, Protocol):
 
 
 @runtime_checkable
+class SendsOffsets(CommitsChunks, Protocol):
+    """A sink whose transactions contain the offsets of the workers' consumer group.
+
+    Positions are in that group, and need no other mark in it.
+    """
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds for which the transaction of a member that has died may hide the ledger's end."""
+
+    def for_worker(self) -> Self:
+        """The sink for commits that follow each other closely."""
+
+    def joined(self, metadata: Callable[[], Any]) -> None:
+        """Name the member that sends offsets.
+
+        Args:
+            metadata: returns the group metadata of the member's consumer (KIP-447).
+        """
+
+
+@runtime_checkable
 class PreparesChunks(Protocol):
     """A sink that computes a part of a commit from the chunk alone."""
 

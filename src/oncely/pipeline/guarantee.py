@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from oncely.config import DeltaSinkSettings, HandlersSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings
 from oncely.config.pipeline import Delivery
+from oncely.kinds.kind import Kind, kind_of
 from oncely.pipeline import weaker_guarantee
 
 
@@ -34,30 +35,6 @@ class Guarantee:
     ends: tuple[str, ...]
 
 
-_PARTITION = {
-    "sql": "each task writes rows, rejects and the new position of its topic-partitions in one"
-    " transaction of the database; records of a partition keep their order",
-    "kafka": "each task writes records, rejects and the new position of a topic-partition in one"
-    " transaction of Kafka; readers with isolation.level=read_committed see each record once,"
-    " and those of a partition with the same key in order",
-    "handlers": "what a handler does with its transaction, rejects and the new position of a"
-    " topic-partition are one transaction of the database; a partition's records come in order",
-}
-_BATCH = {
-    "sql": "tasks stage rows; the driver publishes them with all rejects and all positions of the"
-    " batch in one transaction of the database",
-    "kafka": "tasks stage records; the driver publishes them with all rejects and all positions"
-    " of the batch in one transaction of Kafka: all or nothing becomes visible to readers"
-    " with isolation.level=read_committed, though not in all partitions at one instant",
-    "delta": "tasks write Parquet files that belong to no version of the table; the driver adds or"
-    " merges them, with all rejects and all positions of the batch, in one commit to the"
-    " table's log",
-    "files": "tasks write files that are not visible; the driver lists them in the manifest topic,"
-    " with all rejects and all positions of the batch, in one transaction of Kafka: "
-    "readers of the manifest with isolation.level=read_committed see each row once",
-}
-
-
 def guarantee_of(settings: PipelineSettings) -> Guarantee:
     """The guarantee of a pipeline with these settings."""
     if settings.delivery == "exactly_once":
@@ -65,7 +42,7 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
     whole = _exactly_once(settings)
     rejects = whole.rejects.replace("in the same transaction", "with the other records")
     common = _gap_ends(settings)
-    row_ends = _batch_ends(settings.sink.kind) if settings.by_spark else ()
+    row_ends = _batch_ends(kind_of(settings.sink.kind)) if settings.by_spark else ()
     return replace(
         whole,
         means=weaker_guarantee.means(settings),
@@ -76,7 +53,7 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
 
 def _exactly_once(settings: PipelineSettings) -> Guarantee:
     given = (settings.delivery, settings.offsets.store)
-    transform = settings.transform
+    own, transform = kind_of(settings.sink.kind), settings.transform
     kind = None if transform is None else transform.kind
     if kind == "spark":
         why = "transform.spark may mix records of several partitions (a shuffle), so no task's"
@@ -84,17 +61,16 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
             *given,
             "batch",
             f"{why} rows belong to one range of offsets",
-            _BATCH[settings.sink.kind],
+            own.texts.by_driver,
             _rejects(settings, "decoded"),
-            (*_batch_ends(settings.sink.kind), *_common_ends(settings)),
+            (*_batch_ends(own), *_common_ends(settings)),
         )
-    if settings.sink.kind in ("files", "delta"):
-        log = "the manifest" if settings.sink.kind == "files" else "the table's log"
+    if own.commits == "ranges":
         return Guarantee(
             *given,
             "batch",
-            f"a file can't be part of a transaction, and its name in {log} can",
-            _BATCH[settings.sink.kind],
+            own.texts.why_driver,
+            own.texts.by_driver,
             _rejects(settings, "decoded, transformed or written"),
             (*_row_ends(kind), *_common_ends(settings)),
         )
@@ -107,20 +83,15 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
         *given,
         "partition",
         whys[kind],
-        _PARTITION[settings.sink.kind],
+        own.texts.by_task,
         _rejects(settings, "decoded, transformed or written"),
         (*_row_ends(kind), *_common_ends(settings)),
     )
 
 
 def _rejects(settings: PipelineSettings, verbs: str) -> str:
-    budget, sink = settings.sink.max_rejects, settings.sink
-    if isinstance(sink, SqlSinkSettings | HandlersSinkSettings):
-        place = "oncely_rejects"
-    elif isinstance(sink, DeltaSinkSettings):
-        place = "_oncely/ below the table's root"
-    else:
-        place = f"topic {sink.rejects}"
+    budget = settings.sink.max_rejects
+    place = kind_of(settings.sink.kind).dead_letters(settings.sink)
     beyond = "however many" if budget.unlimited else f"beyond {budget} the pipeline stops"
     return (
         f"a record that can't be {verbs} is kept in {place} with key, value, headers and"
@@ -128,11 +99,10 @@ def _rejects(settings: PipelineSettings, verbs: str) -> str:
     )
 
 
-def _batch_ends(kind: str) -> tuple[str, ...]:
-    refused = "the table refuses" if kind == "sql" else "can't be written"
+def _batch_ends(kind: Kind) -> tuple[str, ...]:
     return (
         "GROUP BY, joins, windows and DISTINCT see one batch, not the whole stream",
-        f"a row that {refused} stops the pipeline: after a Spark transform no single"
+        f"a row that {kind.texts.refused} stops the pipeline: after a Spark transform no single"
         " record answers for it",
         "the transform must give the same rows when part of it runs again: non-deterministic"
         " expressions before a shuffle are refused where Spark can see them, inside functions of"
@@ -154,11 +124,9 @@ def _row_ends(kind: str | None) -> tuple[str, ...]:
 
 
 def _common_ends(settings: PipelineSettings) -> tuple[str, ...]:
-    ends = [*_ENDS[settings.sink.kind]]
-    ends += _gap_ends(settings)
-    sink = settings.sink
-    table = sink if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) else None
-    if table is not None and table.mode == "upsert" and table.version is None:
+    sink: Any = settings.sink
+    ends = [*kind_of(sink.kind).texts.ends, *_gap_ends(settings)]
+    if getattr(sink, "mode", None) == "upsert" and sink.version is None:
         ends.append(
             "a key whose records are in several partitions gets the record that is written "
             "last: without sink.version the newer one is not known"
@@ -191,35 +159,3 @@ def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:
         'records that are deleted from the topic before they are read are lost: on_gap = "record"'
         " keeps the lost range in the history and continues",
     )
-
-
-_SQL_ENDS = (
-    "it covers the table and the ledger beside it, in one database: rows of other writers are "
-    "not covered",
-    "a database that is restored to an earlier state is restored with its positions: what"
-    " came after is read again, as far as the topic still holds it",
-)
-_HANDLERS_ENDS = (
-    "it covers what handlers do with the transaction that they get; what they do elsewhere (calls,"
-    " files, other connections) may happen several times",
-    _SQL_ENDS[1],
-)
-_KAFKA_ENDS = (
-    "it covers what Oncely writes; a reader without isolation.level=read_committed also sees"
-    " records of transactions that were aborted",
-    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
-    "is left: the pipeline begins again",
-)
-_FILES_ENDS = (
-    "it covers the files of the manifest: a listing of the folders also shows files of failed "
-    "attempts, until `oncely files vacuum` removes them",
-    _KAFKA_ENDS[1],
-)
-_DELTA_ENDS = (
-    "it covers versions of the table: a listing of its folder also shows files of no version, "
-    "which the table's VACUUM removes",
-    "positions are in _oncely/ below the table's root, which must not be removed; after a RESTORE"
-    " to a version before the newest rows a run is refused until `oncely repair`",
-)
-_ENDS = {"sql": _SQL_ENDS, "kafka": _KAFKA_ENDS, "files": _FILES_ENDS, "delta": _DELTA_ENDS,
-         "handlers": _HANDLERS_ENDS}  # fmt: skip

@@ -12,13 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from oncely.commit.run import Interval
-from oncely.config import (
-    DeltaSinkSettings,
-    FilesSinkSettings,
-    HandlersSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-)
+from oncely.config import PipelineSettings
 from oncely.config.arguments import checked
 from oncely.errors import ConfigError, OncelyError, SchemaChanged
 from oncely.extras import require
@@ -26,7 +20,7 @@ from oncely.kafka import properties
 from oncely.kafka.client import make
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Moment
-from oncely.kinds.sql.destination import SqlDestination
+from oncely.kinds.kind import Kind, kind_of
 from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
 from oncely.stores.delta import DeltaConnect
@@ -151,6 +145,11 @@ class Parts:
                 self.preflight()
 
     @property
+    def kind(self) -> Kind:
+        """The kind of the destination."""
+        return kind_of(self.settings.sink.kind)
+
+    @property
     def expiring_decoder(self) -> Decoder:
         """The decoder of a run, which also drops records that have expired by now."""
         from oncely.runtimes.dropping import DroppingDecoder
@@ -184,7 +183,7 @@ class Parts:
         made, sink = self._row_transform(), self.settings.sink
         if (keys := self.settings.tombstone_keys) and not isinstance(made, Unchanged):
             made = KeepsKeys(made, keys, "sink.key" if hasattr(sink, "key") else "sink.keys")
-        return made if sink.kind == "sql" else PlainTexts(made)
+        return made if self.kind.has_json else PlainTexts(made)
 
     def _row_transform(self) -> RowTransform:
         from oncely.runtimes.row_transform import PythonTransform, SqlTransform, Unchanged
@@ -240,12 +239,7 @@ class Parts:
         Raises:
             ConfigError: names the extra to install.
         """
-        sink = self.settings.sink
-        sqlite = isinstance(sink, SqlSinkSettings) and sink.dialect == "sqlite"
-        if isinstance(sink, SqlSinkSettings | HandlersSinkSettings) and not sqlite:
-            require("sql", "sink.url", "PostgreSQL")
-        elif sink.kind in ("files", "delta"):
-            require(sink.kind, "sink.kind", sink.kind)
+        self.kind.require(self.settings.sink)
         for key, one in {"": self.settings.decode, "key.": self.settings.decode.key}.items():
             if getattr(one, "schema_registry", None):
                 require("registry", f"decode.{key}schema_registry", "a schema registry")
@@ -258,29 +252,7 @@ class Parts:
         Its module is imported here: commands of other kinds need not wait for its packages.
         """
         self.require_packages()
-        given = self.settings.sink
-        inner: Destination
-        if isinstance(given, SqlSinkSettings):
-            inner = SqlDestination(self.settings, given, self.connect)
-        elif isinstance(given, HandlersSinkSettings):
-            from oncely.kinds.handlers.destination import HandlersDestination
-
-            name = self.settings.name
-            inner = HandlersDestination(name, given, self.handlers, self.connect, self.threads)
-        elif isinstance(given, FilesSinkSettings):
-            from oncely.kinds.files.destination import FilesDestination
-
-            inner = FilesDestination(
-                self.settings, given, self.source, self.kafka_connect, self.files_connect
-            )
-        elif isinstance(given, DeltaSinkSettings):
-            from oncely.kinds.delta.destination import DeltaDestination
-
-            inner = DeltaDestination(self.settings, given, self.files_connect, self.delta_connect)
-        else:
-            from oncely.kinds.kafka.destination import KafkaDestination
-
-            inner = KafkaDestination(self.settings, given, self.source, self.kafka_connect)
+        inner = self.kind.destination(self)
         if self.store is None:
             return inner
         from oncely.pipeline.stored_destination import StoredDestination
@@ -312,8 +284,7 @@ class Parts:
         If the group itself is the store of the positions, a mirror would erase their metadata.
         """
         store = self.settings.offsets.store
-        in_topic = self.settings.sink.kind in ("kafka", "files")
-        in_group = store == "kafka" or (store == "ledger" and in_topic)
+        in_group = store == "kafka" or (store == "ledger" and self.kind.ledger == "source")
         return None if in_group else self.settings.mirror_group
 
     @hiding
@@ -350,11 +321,9 @@ class Parts:
         }
         if self.spark_transform is not None:
             return BatchCommit(transform=self.spark_transform, **common)
-        if isinstance(self.settings.sink, FilesSinkSettings):
-            layout = self.settings.sink.layout
+        if self.kind.commits == "ranges":
+            layout = getattr(self.settings.sink, "layout", RangeCommit.layout)
             return RangeCommit(transform=self.row_transform, layout=layout, **common)
-        if isinstance(self.settings.sink, DeltaSinkSettings):
-            return RangeCommit(transform=self.row_transform, **common)
         return PartitionCommit(transform=self.row_transform, bounds=self._bounds(), **common)
 
     @property
@@ -428,9 +397,7 @@ class Parts:
         Raises:
             ConfigError: ``sink.keep_source`` with a Spark transform.
         """
-        given = self.settings.sink
-        without = FilesSinkSettings | HandlersSinkSettings
-        keeps = not isinstance(given, without) and given.keep_source
+        keeps = self.kind.keeps_source and getattr(self.settings.sink, "keep_source", None)
         if self.spark_path is not None and keeps:
             raise ConfigError(
                 "sink.keep_source",

@@ -39,15 +39,10 @@ if TYPE_CHECKING:
     from oncely.pipeline.trial import Trial
 
 
-_IN_KAFKA = ("kafka", "files")
-"""The kinds of sinks whose ledger is on the cluster of the source."""
-
-
 _EACH_MACHINE = (
     "needs the same packages, in a Python at the same path (spark.pyspark.python), a way to the"
     " brokers, and the files that [source.kafka] names"
 )
-_ONE_FOLDER = "not checked: sink.url must be one folder that all machines of the cluster share"
 
 
 def unchecked(pipeline: Parts, *, asked: bool) -> list[str]:
@@ -58,19 +53,8 @@ def unchecked(pipeline: Parts, *, asked: bool) -> list[str]:
         asked: executors were asked.
     """
     settings, transform = pipeline.settings, pipeline.settings.transform
-    cluster = settings.runtime == "spark" and not settings.spark.is_local
-    folder = cluster and str(getattr(settings.sink, "url", "")).startswith("file:")
-    beside = pipeline.threads or pipeline.drops or (transform and transform.python)
-    by_kind = {
-        "files": (folder, _ONE_FOLDER),
-        "delta": (folder, _ONE_FOLDER),
-        "sql": (cluster, "not checked: variables and files from which libpq takes passwords and"
-                " certificates (PGPASSWORD, ~/.pgpass) must also be where the tasks run"),
-        "handlers": (pipeline.handlers is None or beside, "not checked: a handler with several"
-                     " threads, and what it uses besides its transaction, must be safe for threads;"
-                     " so must what it shares with drop and transform.python, which another thread"
-                     " calls meanwhile, for later records"),
-    }  # fmt: skip
+    cluster = settings.on_cluster
+    beside = bool(pipeline.threads or pipeline.drops or (transform and transform.python))
     every = (
         (not asked and pipeline.spark_path is not None,
          "without Spark the transform's columns are not known: table unchecked"),
@@ -78,9 +62,9 @@ def unchecked(pipeline: Parts, *, asked: bool) -> list[str]:
          f"without Spark the executors were not checked: each machine {_EACH_MACHINE}"),
         (cluster and asked,
          f"executors were checked; a machine that has none yet {_EACH_MACHINE}"),
-        by_kind.get(settings.sink.kind, (False, "")),
     )  # fmt: skip
-    return [text for applies, text in every if applies]
+    own = pipeline.kind.unchecked(pipeline, beside)
+    return [text for applies, text in (*every, (bool(own), own)) if applies]
 
 
 @dataclass(frozen=True)
@@ -155,8 +139,7 @@ class _Planner:
                 self.known = self.pipeline.destination.look()
             except (Unavailable, ConfigError) as error:
                 # The server would not answer the next questions, too, and each takes its timeout.
-                kind, silent = self.settings.sink.kind, isinstance(error, Unavailable)
-                self.unanswered = kind in ("sql", "handlers") or (silent and kind in _IN_KAFKA)
+                self.unanswered = isinstance(error, self.pipeline.kind.silent_after)
                 raise
         if self.known is not None:
             with self.inspection.about("source.start"):
@@ -197,10 +180,7 @@ class _Planner:
     @property
     def _sink_key(self) -> str:
         """The key of the pipeline file for the server of the sink's ledger."""
-        sink = self.settings.sink
-        if sink.kind == "kafka" and sink.brokers is not None:
-            return "sink.brokers"
-        return "source.brokers" if sink.kind in _IN_KAFKA else "sink.url"
+        return self.pipeline.kind.ledger_key(self.settings.sink)
 
     @property
     def _source_is_silent(self) -> bool:

@@ -31,6 +31,7 @@ from oncely.kinds.base import (
     Sink,
 )
 from oncely.kinds.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
+from oncely.kinds.kind import kind_of
 from oncely.stores.offsets.base import OffsetStore
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.kafka import KafkaStore
@@ -131,7 +132,7 @@ class StoredDestination:
     def check_replay(self) -> None:
         """Refuse a replay if old records would replace newer ones, or without a ledger for its
         position."""
-        if self.settings.sink.kind not in ("sql", "delta"):
+        if not kind_of(self.settings.sink.kind).replays_beside_store:
             raise ConfigError(
                 "offsets.store",
                 "a replay keeps its position in the sink's ledger, and this pipeline has none",

@@ -6,7 +6,8 @@ and measures that make the damage harmless.
 
 from __future__ import annotations
 
-from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings
+from oncely.kinds.kind import kind_of
 
 _STORES = {
     "kafka": "the consumer group {group}",
@@ -41,13 +42,10 @@ def means(settings: PipelineSettings) -> str:
 
 def ends(settings: PipelineSettings) -> tuple[str, ...]:
     """The limits of the guarantee, and remedies."""
-    found = [_fencing(settings)]
-    if settings.sink.kind == "kafka":
-        found.append("records are visible separately as they arrive: there is no transaction")
-    if settings.sink.kind == "files":
-        found.append("files are published separately: there is no transaction")
+    kind = kind_of(settings.sink.kind)
+    found = [_fencing(settings), *kind.texts.untransacted]
     if settings.delivery == "at_least_once":
-        found.append(_harmless(settings))
+        found.append(kind.again(settings.sink))
     if settings.delivery == "at_most_once":
         found.append(
             "if a server does not answer in time, the current records are lost as well: they "
@@ -72,7 +70,7 @@ def _where(settings: PipelineSettings) -> str:
 
 
 def _span(settings: PipelineSettings) -> str:
-    if settings.by_spark or settings.sink.kind in ("files", "delta"):
+    if settings.by_spark or kind_of(settings.sink.kind).commits == "ranges":
         return "a batch"
     if settings.commit_interval is None:
         return "up to 100,000 records of each task"
@@ -89,17 +87,3 @@ def _fencing(settings: PipelineSettings) -> str:
         "the store compares and then writes, which does not fence reliably: two runs at the same"
         " time can both write"
     )
-
-
-def _harmless(settings: PipelineSettings) -> str:
-    sink = settings.sink
-    if isinstance(sink, SqlSinkSettings | DeltaSinkSettings):
-        if sink.mode == "upsert":
-            return "an upsert by the same keys makes the second writing of a record harmless"
-        return (
-            'records that are written again are duplicate rows; mode = "upsert" would store them'
-            " once"
-        )
-    if settings.sink.kind == "files":
-        return "records that are written again are duplicate rows, in separate files"
-    return "records that are written again are duplicates; a key and compaction hide them later"

@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
-from oncely.config import (
-    FilterSettings,
-    HandlersSinkSettings,
-    KafkaSinkSettings,
-    SqlSinkSettings,
-)
+from oncely.config import FilterSettings
 from oncely.core import events
 from oncely.errors import ConfigError
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
-from oncely.kinds.base import CommitsChunks
-from oncely.kinds.kafka.sink import KafkaSink
+from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
@@ -36,10 +30,6 @@ if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
 
 
-_ABORT_CHECK = 10.0
-"""Seconds; a broker looks for expired transactions once in this time by default
-(``transaction.abort.timed.out.transaction.cleanup.interval.ms``)."""
-
 _AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges beyond a position
 
 
@@ -53,12 +43,11 @@ def work(
     on_fenced: OnFenced = "end",
 ) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
-    spans = not isinstance(pipeline.settings.sink, HandlersSinkSettings)  # that sink makes them
     name, group = pipeline.settings.name, pipeline.settings.worker_group
     with (
         logged(pipeline, path, listener) as told,
         probed(pipeline, http, told, group) as heard,
-        traced(name, group, heard, spans=spans) as observed,
+        traced(name, group, heard, spans=pipeline.kind.spans) as observed,
     ):
         return telling_the_end(
             observed, lambda heard: _started(pipeline, until, stop, heard, on_fenced)
@@ -78,8 +67,7 @@ def refuse_unfit(pipeline: Parts) -> None:
             "a worker has no Spark",
             way_out="use transform.sql or .python, or start it by `oncely run`",
         )
-    accepted = SqlSinkSettings | KafkaSinkSettings | HandlersSinkSettings
-    if not isinstance(settings.sink, accepted):
+    if not pipeline.kind.works:
         raise ConfigError(
             "sink.kind",
             f"a worker does not write into {settings.sink.kind} yet",
@@ -98,7 +86,7 @@ def _refuse_group(pipeline: Parts) -> None:
     """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
     settings = pipeline.settings
     stored = settings.group
-    if isinstance(settings.sink, KafkaSinkSettings) and settings.worker_group != stored:
+    if pipeline.kind.group_is_ledger and settings.worker_group != stored:
         raise ConfigError(
             "worker.group",
             f"found {settings.worker.group!r}; the positions are in group {stored!r}",
@@ -133,7 +121,7 @@ def _work(
     source, given = pipeline.source, pipeline.settings.worker
     membership = Membership(
         pipeline.settings.worker_group, given.protocol, given.instance, given.session_timeout,
-        polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, KafkaSink),
+        polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, SendsOffsets),
     )  # fmt: skip
     records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
     waits = _waits(pipeline.settings.filter)
@@ -176,9 +164,7 @@ def _work(
 def _begun(run: WorkerRun, stop: StopSignal) -> bool:
     """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
     is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
-    sink, seconds = run.sink, 0.0
-    if isinstance(sink, KafkaSink):
-        seconds = sink.pipeline_topics.transaction_timeout + _ABORT_CHECK
+    seconds = run.sink.hidden_seconds if isinstance(run.sink, SendsOffsets) else 0.0
     for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
         if stop.draining:
             return False
@@ -197,17 +183,15 @@ def _named(membership: Membership, run: WorkerRun) -> Membership:
 
 def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
     """Offsets in a transaction name the member that sends them."""
-    if isinstance(run.sink, KafkaSink):
-        run.sink.cluster.group_metadata = group.metadata
+    if isinstance(run.sink, SendsOffsets):
+        run.sink.joined(group.metadata)
     return group
 
 
 def _sink_of(pipeline: Parts) -> CommitsChunks:
-    """The sink; into Kafka positions are moved by two ids in turn, as commits follow closely."""
-    sink = pipeline.sink(pipeline.row_schema())
-    if isinstance(sink, KafkaSink):
-        return replace(sink, turns=True)
-    return sink  # type: ignore[return-value]  # a SQL sink: `refuse_unfit`
+    """The sink; :func:`refuse_unfit` has refused those that commit no chunks."""
+    sink: Any = pipeline.sink(pipeline.row_schema())
+    return sink.for_worker() if isinstance(sink, SendsOffsets) else sink
 
 
 def _waits(given: FilterSettings) -> Waits:

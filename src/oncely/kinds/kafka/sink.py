@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,6 +26,10 @@ from oncely.stores.topic.compare_and_set import moving, run_concurrently, write_
 from oncely.stores.topic.ledger import TopicLedger
 from oncely.stores.topic.records import RunMode
 from oncely.stores.topic.takeover import same_outputs
+
+_ABORT_CHECK = 10.0
+"""Seconds; a broker looks for expired transactions once in this time by default
+(``transaction.abort.timed.out.transaction.cleanup.interval.ms``)."""
 
 
 @dataclass
@@ -157,6 +161,21 @@ class KafkaSink:
     def close(self) -> None:
         """Close the clients; the next call creates new ones."""
         self.ledger.close()
+
+    # -- in a worker ---------------------------------------------------------------------------
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Until the broker aborts a transaction."""
+        return self.pipeline_topics.transaction_timeout + _ABORT_CHECK
+
+    def for_worker(self) -> KafkaSink:
+        """Positions are moved by two transactional ids in turn."""
+        return replace(self, turns=True)
+
+    def joined(self, metadata: Callable[[], Any]) -> None:
+        """Name the member that sends offsets."""
+        self.cluster.group_metadata = metadata
 
     # -- partition commit ----------------------------------------------------------------------
 

@@ -1,0 +1,43 @@
+"""Delta tables as a kind of destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncely.extras import require
+from oncely.kinds.destination import Destination
+from oncely.kinds.files.kind import one_folder
+from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.sql.kind import again
+
+
+def _destination(parts: Parts) -> Destination:
+    from oncely.kinds.delta.destination import DeltaDestination
+
+    sink: Any = parts.settings.sink
+    return DeltaDestination(parts.settings, sink, parts.files_connect, parts.delta_connect)
+
+
+KIND = Kind(
+    name="delta",
+    destination=_destination,
+    require=lambda _: require("delta", "sink.kind", "delta"),
+    dead_letters=lambda _: "_oncely/ below the table's root",
+    again=again,
+    unchecked=one_folder,
+    texts=Texts(
+        by_driver="tasks write Parquet files that belong to no version of the table; the driver"
+        " adds or merges them, with all rejects and all positions of the batch, in one commit to"
+        " the table's log",
+        why_driver="a file can't be part of a transaction, and its name in the table's log can",
+        ends=(
+            "it covers versions of the table: a listing of its folder also shows files of no"
+            " version, which the table's VACUUM removes",
+            "positions are in _oncely/ below the table's root, which must not be removed; after a"
+            " RESTORE to a version before the newest rows a run is refused until `oncely repair`",
+        ),
+    ),
+    commits="ranges",
+    works=False,
+    replays_beside_store=True,
+)

@@ -1,0 +1,57 @@
+"""Files as a kind of destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncely.errors import Unavailable
+from oncely.extras import require
+from oncely.kinds.destination import Destination
+from oncely.kinds.kafka.kind import BOTH_DELETED
+from oncely.kinds.kind import Kind, Parts, Texts
+
+
+def _destination(parts: Parts) -> Destination:
+    from oncely.kinds.files.destination import FilesDestination
+
+    sink: Any = parts.settings.sink
+    return FilesDestination(
+        parts.settings, sink, parts.source, parts.kafka_connect, parts.files_connect
+    )
+
+
+def one_folder(parts: Parts, beside: bool) -> str:
+    """That machines share a folder."""
+    del beside
+    sink: Any = parts.settings.sink
+    if not parts.settings.on_cluster or not str(sink.url).startswith("file:"):
+        return ""
+    return "not checked: sink.url must be one folder that all machines of the cluster share"
+
+
+KIND = Kind(
+    name="files",
+    destination=_destination,
+    require=lambda _: require("files", "sink.kind", "files"),
+    dead_letters=lambda sink: f"topic {sink.rejects}",
+    again=lambda _: "records that are written again are duplicate rows, in separate files",
+    unchecked=one_folder,
+    texts=Texts(
+        by_driver="tasks write files that are not visible; the driver lists them in the manifest"
+        " topic, with all rejects and all positions of the batch, in one transaction of Kafka: "
+        "readers of the manifest with isolation.level=read_committed see each row once",
+        why_driver="a file can't be part of a transaction, and its name in the manifest can",
+        ends=(
+            "it covers the files of the manifest: a listing of the folders also shows files of"
+            " failed attempts, until `oncely files vacuum` removes them",
+            BOTH_DELETED,
+        ),
+        untransacted=("files are published separately: there is no transaction",),
+    ),
+    commits="ranges",
+    ledger="source",
+    ledger_key=lambda _: "source.brokers",
+    silent_after=(Unavailable,),
+    works=False,
+    keeps_source=False,
+)

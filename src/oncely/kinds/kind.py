@@ -1,0 +1,142 @@
+"""A kind of destination as a value: what a pipeline asks, instead of which kind it has.
+
+A kind is found by its name among the entry points ``oncely.kinds``; its modules are imported when
+they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution, entry_points
+from typing import Any, Literal, Protocol
+
+from oncely.config import PipelineSettings
+from oncely.errors import OncelyError
+from oncely.kafka.source import KafkaSource
+from oncely.kinds.destination import Destination
+from oncely.stores.delta import DeltaConnect
+from oncely.stores.objects.store import Connect as FilesConnect
+from oncely.stores.sql.connection import Connect
+from oncely.stores.topic.cluster import Connect as KafkaConnect
+
+_GROUP = "oncely.kinds"
+
+
+class Parts(Protocol):
+    """The parts of a pipeline of which a destination is made."""
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The pipeline file."""
+
+    @property
+    def source(self) -> KafkaSource:
+        """The topics."""
+
+    @property
+    def connect(self) -> Connect:
+        """Opens database sessions."""
+
+    @property
+    def kafka_connect(self) -> KafkaConnect:
+        """Creates clients of Kafka."""
+
+    @property
+    def files_connect(self) -> FilesConnect:
+        """Opens roots of files."""
+
+    @property
+    def delta_connect(self) -> DeltaConnect:
+        """Loads and commits to Delta tables."""
+
+    @property
+    def handlers(self) -> Mapping[str, Any] | None:
+        """The functions of a worker, by topic."""
+
+    @property
+    def threads(self) -> Mapping[str, int]:
+        """The number of threads of each topic's partitions, for topics with several."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a kind guarantees, in the words of ``oncely plan``.
+
+    Attributes:
+        by_driver: how a publication of the driver takes effect.
+        ends: the limits of exactly once, a sentence each.
+        by_task: how the commit of a task takes effect, where tasks commit.
+        why_driver: the reason why the driver publishes what row transforms make, where it does.
+        refused: the end of "a row that …", for a row of a Spark transform.
+        untransacted: the limits of a weaker delivery.
+    """
+
+    by_driver: str
+    ends: tuple[str, ...]
+    by_task: str = ""
+    why_driver: str = ""
+    refused: str = "can't be written"
+    untransacted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of destination.
+
+    Attributes:
+        name: the value of ``sink.kind``.
+        destination: makes the destination of a pipeline.
+        require: refuses ``[sink]`` if a package is not installed; asks no server.
+        dead_letters: the place of dead letters by ``[sink]``, for texts.
+        texts: what it guarantees.
+        again: what records are that a weaker delivery writes again, by ``[sink]``; a sentence.
+        unchecked: what ``plan`` has not checked. It takes the parts of the pipeline, and whether
+            functions of the user run beside the commits.
+        commits: ``chunks``: tasks commit what row transforms make, each in transactions of its own;
+            ``ranges``: they stage it, and the driver publishes it.
+        ledger: the server of the ledger: that of the rows, or the cluster of the source, where the
+            positions are also those of the consumer group.
+        ledger_key: the key of the pipeline file for that server, by ``[sink]``.
+        silent_after: errors of the first look after which the server is not asked again, because
+            each question would take its time limit.
+        works: a worker may write to it.
+        group_is_ledger: workers must be members of the group in which the positions are.
+        spans: the run makes the spans of its commits; False: the sink does.
+        keeps_source: ``[sink]`` has ``keep_source``.
+        has_json: its columns may have a type for JSON.
+        replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
+            positions are.
+    """
+
+    name: str
+    destination: Callable[[Parts], Destination]
+    require: Callable[[Any], None]
+    dead_letters: Callable[[Any], str]
+    texts: Texts
+    again: Callable[[Any], str] = lambda _: ""
+    unchecked: Callable[[Parts, bool], str] = lambda _, __: ""
+    commits: Literal["chunks", "ranges"] = "chunks"
+    ledger: Literal["destination", "source"] = "destination"
+    ledger_key: Callable[[Any], str] = lambda _: "sink.url"
+    silent_after: tuple[type[OncelyError], ...] = ()
+    works: bool = True
+    group_is_ledger: bool = False
+    spans: bool = True
+    keeps_source: bool = True
+    has_json: bool = False
+    replays_beside_store: bool = False
+
+
+@cache
+def kind_of(name: str) -> Kind:
+    """The kind of this name.
+
+    Args:
+        name: one that the pipeline file may contain.
+    """
+    own = distribution("oncely").entry_points.select(group=_GROUP, name=name)
+    (found,) = own or entry_points(group=_GROUP, name=name)
+    kind: Kind = found.load()
+    return kind

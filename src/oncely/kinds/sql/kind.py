@@ -1,0 +1,72 @@
+"""SQL databases as a kind of destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncely.config import SqlSinkSettings
+from oncely.errors import ConfigError, Unavailable
+from oncely.extras import require
+from oncely.kinds.destination import Destination
+from oncely.kinds.kind import Kind, Parts, Texts
+
+RESTORED = (
+    "a database that is restored to an earlier state is restored with its positions: what"
+    " came after is read again, as far as the topic still holds it"
+)
+
+
+def _destination(parts: Parts) -> Destination:
+    from oncely.kinds.sql.destination import SqlDestination
+
+    sink: Any = parts.settings.sink
+    return SqlDestination(parts.settings, sink, parts.connect)
+
+
+def _require(sink: SqlSinkSettings) -> None:
+    if sink.dialect != "sqlite":
+        require("sql", "sink.url", "PostgreSQL")
+
+
+def again(sink: Any) -> str:
+    """What the mode of a table makes of records that are written again."""
+    if sink.mode == "upsert":
+        return "an upsert by the same keys makes the second writing of a record harmless"
+    return (
+        'records that are written again are duplicate rows; mode = "upsert" would store them once'
+    )
+
+
+def _unchecked(parts: Parts, beside: bool) -> str:
+    del beside
+    if not parts.settings.on_cluster:
+        return ""
+    return (
+        "not checked: variables and files from which libpq takes passwords and certificates"
+        " (PGPASSWORD, ~/.pgpass) must also be where the tasks run"
+    )
+
+
+KIND = Kind(
+    name="sql",
+    destination=_destination,
+    require=_require,
+    dead_letters=lambda _: "oncely_rejects",
+    again=again,
+    unchecked=_unchecked,
+    texts=Texts(
+        by_task="each task writes rows, rejects and the new position of its topic-partitions in one"
+        " transaction of the database; records of a partition keep their order",
+        by_driver="tasks stage rows; the driver publishes them with all rejects and all positions"
+        " of the batch in one transaction of the database",
+        ends=(
+            "it covers the table and the ledger beside it, in one database: rows of other writers"
+            " are not covered",
+            RESTORED,
+        ),
+        refused="the table refuses",
+    ),
+    silent_after=(Unavailable, ConfigError),
+    has_json=True,
+    replays_beside_store=True,
+)
