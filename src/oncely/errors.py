@@ -92,6 +92,10 @@ class ConfigError(WrongInput):
         return self.message.removeprefix(f"{self.key}: ")
 
 
+class Denied(ConfigError):
+    """The broker denies a request for the lack of a right."""
+
+
 class TopicMissing(ConfigError):
     """A topic of ``source.topics`` does not exist, or the user may not Describe it."""
 

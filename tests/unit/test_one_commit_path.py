@@ -13,7 +13,7 @@ _SESSIONS = ("connection", "postgres", "sqlite")
 CLIENTS = (
     "kafka/",
     "stores/objects/",
-    "kinds/delta/log",
+    "stores/delta",
     *(f"stores/sql/{one}" for one in _SESSIONS),
 )
 _PATH = "commit/path.py"

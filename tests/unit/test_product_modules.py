@@ -24,7 +24,7 @@ ENTRY_POINTS = {
     "oncely.artifacts": "`python -m oncely.artifacts`, in the Makefile",
     "oncely.runtimes.spark.daemon": "`spark.python.daemon.module`, in the sessions of Spark",
 }
-"""Beside the scripts that pyproject.toml names."""
+"""Beside the scripts and kinds that pyproject.toml names."""
 
 
 def modules(top: Path) -> dict[str, Path]:
@@ -72,7 +72,8 @@ def reached(known: Mapping[str, Path], entry_points: set[str]) -> set[str]:
 
 def scripts() -> set[str]:
     project = tomllib.loads((repository() / "pyproject.toml").read_text())["project"]
-    return {target.partition(":")[0] for target in project["scripts"].values()}
+    targets = [*project["scripts"].values(), *project["entry-points"]["oncely.kinds"].values()]
+    return {target.partition(":")[0] for target in targets}
 
 
 def test_every_module_is_reached_from_what_users_start() -> None:

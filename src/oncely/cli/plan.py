@@ -46,6 +46,7 @@ def show_plan(
         _topics(plan.topics)
         _columns(plan.sink)
         _statements("DDL", "of what is missing, for a role that may create it", plan.ddl)
+    if ddl or plan.denied:
         _statements("Kafka ACLs", "if the broker has an authorizer", plan.acls)
     _first_run(plan)
     return plan.exit_code

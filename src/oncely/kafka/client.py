@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from oncely.core.ranges import TopicPartition
 from oncely.errors import (
     ConfigError,
+    Denied,
     InvariantViolation,
     OncelyError,
     Unavailable,
@@ -427,7 +428,7 @@ def classify_error(error: KafkaError, doing: str, brokers: str) -> OncelyError:
             "certificate; ssl.certificate.location and ssl.key.location are this client's own",
         )
     if error.code() in _DENIED:
-        return ConfigError(
+        return Denied(
             "source.topics",
             f"{doing}: {brokers} denies it: {error.str()}",
             way_out="grant this user Describe and Read on the topics of the source, and on those of"

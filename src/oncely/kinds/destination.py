@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
-from oncely.errors import ConfigError, OncelyError, TableMismatch, WrongInput
+from oncely.errors import ConfigError, Denied, OncelyError, TableMismatch, WrongInput
 from oncely.kinds.base import (
     Discard,
     ReplaysDeadLetters,
@@ -67,11 +67,13 @@ class Inspection:
         problems: the reasons why the pipeline can't run.
         notes: information for the user.
         slots: the concurrent tasks of Spark; None if Spark was not started.
+        denied: the broker denies something for the lack of a right.
     """
 
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     slots: Slots | None = None
+    denied: bool = False
 
     @contextmanager
     def about(self, key: str) -> Iterator[None]:
@@ -81,6 +83,7 @@ class Inspection:
         except OncelyError as error:
             if isinstance(error, ConfigError):
                 key = error.key
+            self.denied |= isinstance(error, Denied)
             message = error.message.removeprefix(f"{key}: ")
             wrong = isinstance(error, WrongInput)
             # The error may come from a thread without the pipeline's secrets.

@@ -94,6 +94,7 @@ class Plan:
     ddl: tuple[str, ...] = ()
     topics: tuple[TopicPlan, ...] = ()
     acls: tuple[str, ...] = ()
+    denied: bool = False
     notes: tuple[str, ...] = ()
     sample: Trial | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +173,7 @@ class _Planner:
                 *needed_acls(self.pipeline.source, self.settings.shown_group),
                 *sink.acls,
             ),
+            denied=self.inspection.denied,
             notes=tuple(self.inspection.notes),
             sample=tried,
             settings=self.settings.describe(),
@@ -201,7 +203,8 @@ class _Planner:
                     self.inspection.notes.append(f"the broker does not permit {one.text}")
                 else:
                     self.inspection.add("source.topics", f"the broker does not permit {one.text}",
-                                      "grant it with the kafka-acls commands of --ddl")  # fmt: skip
+                                      "grant it with the kafka-acls commands below")  # fmt: skip
+                    self.inspection.denied = True
             marks = pipeline.source.watermarks()
             positions = dict(self.known.positions) if self.known else {}
             begins = f"where epoch {self.known.epoch} has ended" if self.known else ""

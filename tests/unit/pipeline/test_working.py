@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
+from unittest.mock import Mock
 
 from oncely.errors import Unavailable
+from oncely.kinds.kafka.sink import KafkaSink
 from oncely.pipeline import working
 from oncely.runtimes.stop import StopSignal
-
-
-class Sink:
-    pipeline_topics = SimpleNamespace(transaction_timeout=60.0)
 
 
 class Run:
     """A ledger whose end is hidden by somebody's transaction."""
 
-    sink = Sink()
+    sink = Mock(KafkaSink, hidden_seconds=60.0)
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
@@ -28,8 +23,7 @@ class Run:
         raise Unavailable("a transaction hides the end of the ledger topic")
 
 
-def test_who_waits_for_the_ledger_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_the_ledger_can_be_stopped() -> None:
     """Asked to stop, it ends as after any other request, not with an error."""
-    monkeypatch.setattr(working, "KafkaSink", Sink)
     stop = StopSignal()
     assert working._begun(Run(stop), stop) is False  # type: ignore[arg-type]

@@ -1,0 +1,33 @@
+"""Each kind that a pipeline file may name is behind an entry point, and says what plan prints."""
+
+from __future__ import annotations
+
+from importlib.metadata import distribution
+from typing import get_args
+
+import pytest
+
+from oncely.config import PipelineSettings
+from oncely.kinds.kind import kind_of
+
+NAMED = {
+    get_args(one.model_fields["kind"].annotation)[0]
+    for one in get_args(get_args(PipelineSettings.model_fields["sink"].annotation)[0])
+    or get_args(PipelineSettings.model_fields["sink"].annotation)
+}
+
+
+def test_the_entry_points_are_what_a_file_may_name() -> None:
+    found = distribution("oncely").entry_points.select(group="oncely.kinds")
+    assert {one.name for one in found} == NAMED
+    assert len(NAMED) == len(found)
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_kind_says_what_plan_prints(name: str) -> None:
+    kind = kind_of(name)
+    assert kind.name == name
+    assert kind.texts.ends
+    assert bool(kind.texts.by_task) == (kind.commits == "chunks")
+    assert bool(kind.texts.why_driver) == (kind.commits == "ranges")
+    assert kind.works or kind.commits == "ranges", "a worker commits chunks"
