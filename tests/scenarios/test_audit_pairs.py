@@ -20,6 +20,8 @@ from oncely.audit.report import Report
 from oncely.audit.spec import parse_pair
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Unavailable, WrongInput
+from oncely.testing.processes import await_that
+from oncely.testing.readers import held_back
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 
@@ -71,6 +73,8 @@ class Other:
             producer.produce(self.topic, json.dumps(one).encode(), partition=0)
         producer.flush(120)
         producer.commit_transaction(120) if commit else producer.abort_transaction(120)
+        # The broker answers before its markers are in the log, where readers see the end.
+        await_that(lambda: not held_back(self.broker.bootstrap, self.topic), "the markers")
 
     @property
     def left(self) -> str:
