@@ -54,7 +54,7 @@ def test_up_status_down_and_up_again(home: Path) -> None:
     with psycopg.connect(found.postgres) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS n")
     family = [_keeper(home), *_keeper(home).children(recursive=True)]
-    assert {"java", "postgres"} <= {process.name() for process in family}
+    assert {"java", "postgres"} <= {name_of(process) for process in family}
 
     assert servers.down() is True
     assert not any(process.is_running() for process in family)

@@ -18,7 +18,7 @@ import sys
 from oncely import Pipeline
 from oncely.errors import OncelyError
 try:
-    print("result", Pipeline.from_file(sys.argv[1]).run("latest"))
+    print("result", bool(Pipeline.from_file(sys.argv[1]).run("latest")))
 except OncelyError as error:
     sys.exit(f"{error.message}; {error.way_out}")
 """
