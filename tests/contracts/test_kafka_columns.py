@@ -186,7 +186,7 @@ def test_a_version_that_was_not_tried_is_not_called(
 ) -> None:
     monkeypatch.setattr(librdkafka, "TRIED", frozenset({"1.0.0"}))
     monkeypatch.setattr(librdkafka.ctypes, "CDLL", lambda _: pytest.fail("it was loaded"))
-    with caplog.at_level(logging.WARNING, "oncely.kinds.kafka"):
+    with caplog.at_level(logging.WARNING, "oncely.kafka.librdkafka"):
         assert librdkafka.native() is None
         assert librdkafka.native() is None
     (line,) = caplog.records
@@ -198,7 +198,7 @@ def test_a_library_without_the_function_is_not_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(librdkafka.cimpl, "__file__", None)  # this program itself
-    with caplog.at_level(logging.WARNING, "oncely.kinds.kafka"):
+    with caplog.at_level(logging.WARNING, "oncely.kafka.librdkafka"):
         assert librdkafka.native() is None
     assert "can't be called directly" in caplog.text
 

@@ -1,8 +1,8 @@
 """Consumer groups: members as the coordinator describes them, and a member of any protocol.
 
-One thread owns it. Callbacks of a rebalance run inside :meth:`GroupConsumer.poll` and
-:meth:`GroupConsumer.close`; there the new partitions are assigned at positions that the caller
-gives. Kafka's committed offsets are never read.
+One thread owns a :class:`GroupConsumer`. Callbacks of a rebalance run inside
+:meth:`GroupConsumer.poll` and :meth:`GroupConsumer.close`; there the new partitions are assigned at
+positions that the caller gives. Kafka's committed offsets are never read.
 
 A call that takes many messages can run a callback between two of them. Messages that were fetched
 before the callback are then in the same list as the new assignment. Messages of a partition that

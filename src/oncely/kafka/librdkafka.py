@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely import native as package
 
-_logger = logging.getLogger("oncely.kinds.kafka")
+_logger = logging.getLogger(__name__)
 
 TRIED = frozenset({"2.16.0"})
 """Tested versions of confluent-kafka, and of the librdkafka in it."""

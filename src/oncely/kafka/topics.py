@@ -1,6 +1,7 @@
-"""Topics: ids, bounds and settings, the limits of their cluster, and compacted ones read.
+"""Topics: ids, bounds and settings, the limits of their cluster, and the reader of compacted ones.
 
-There are two kinds of ends. As committed readers see it now, the log ends at the last stable
+A partition of a compacted topic is read from its first offset to its end, and incrementally after
+that. There are two kinds of ends. As committed readers see it now, the log ends at the last stable
 offset: an open transaction hides all messages from its first record on. Settled means everything
 that was in the log at the time of the request: such a reader waits for the end of every transaction
 that was open then.

@@ -101,10 +101,8 @@ class Kind:
         ledger_key: the key of the pipeline file for that server, by ``[sink]``.
         silent_after: errors of the first look after which the server is not asked again, because
             each question would take its time limit.
-        works: a worker may write to it.
         group_is_ledger: workers must be members of the group in which the positions are.
         spans: the run makes the spans of its commits; False: the sink does.
-        keeps_source: ``[sink]`` has ``keep_source``.
         has_json: its columns may have a type for JSON.
         replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
             positions are.
@@ -121,12 +119,15 @@ class Kind:
     ledger: Literal["destination", "source"] = "destination"
     ledger_key: Callable[[Any], str] = lambda _: "sink.url"
     silent_after: tuple[type[OncelyError], ...] = ()
-    works: bool = True
     group_is_ledger: bool = False
     spans: bool = True
-    keeps_source: bool = True
     has_json: bool = False
     replays_beside_store: bool = False
+
+    @property
+    def works(self) -> bool:
+        """True if a worker may write to it: a worker commits chunks."""
+        return self.commits == "chunks"
 
 
 @cache

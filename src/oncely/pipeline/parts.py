@@ -397,7 +397,7 @@ class Parts:
         Raises:
             ConfigError: ``sink.keep_source`` with a Spark transform.
         """
-        keeps = self.kind.keeps_source and getattr(self.settings.sink, "keep_source", None)
+        keeps = getattr(self.settings.sink, "keep_source", None)
         if self.spark_path is not None and keeps:
             raise ConfigError(
                 "sink.keep_source",

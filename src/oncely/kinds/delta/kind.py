@@ -38,6 +38,5 @@ KIND = Kind(
         ),
     ),
     commits="ranges",
-    works=False,
     replays_beside_store=True,
 )

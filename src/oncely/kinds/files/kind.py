@@ -52,6 +52,4 @@ KIND = Kind(
     ledger="source",
     ledger_key=lambda _: "source.brokers",
     silent_after=(Unavailable,),
-    works=False,
-    keeps_source=False,
 )

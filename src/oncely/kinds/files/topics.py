@@ -1,14 +1,13 @@
 """The topics of the manifest, schemas of scopes, and the marker of a root.
 
-One partition, because the manifest's order is significant: a file is added, and removed again when
-it is compacted or deleted. Compacted by path and never deleted by age, because a file without an
-entry is an orphan, and orphans are deleted.
+Each topic has one partition, because the manifest's order is significant: a file is added, and
+removed again when it is compacted or deleted. Both are compacted by path and never deleted by age,
+because a file without an entry is an orphan, and orphans are deleted.
 
-The owner is a small file that contains the id of the manifest topic.
-
-Files that the manifest does not list are orphans, and orphans are deleted. Two tables below one
-root would each treat the other's files as orphans. So a root belongs to one manifest topic: a run
-claims it when it opens, and ``vacuum`` checks it.
+Two files mark a root: its owner, a small file that contains the id of the manifest topic, and a
+notice for people who list the folder. Files that the manifest does not list are orphans, and
+orphans are deleted. Two tables below one root would each treat the other's files as orphans. So a
+root belongs to one manifest topic: a run claims it when it opens, and ``vacuum`` checks it.
 
 pyarrow offers no compare-and-set of object stores. Two first runs that claim a root at the same
 moment may both write; the second read below lets the loser detect it, unless its read comes before

@@ -48,5 +48,4 @@ KIND = Kind(
     ),
     silent_after=(Unavailable, ConfigError),
     spans=False,
-    keeps_source=False,
 )

@@ -16,10 +16,10 @@ has read no reset thus commits before that, as if it had run before the reset, o
 The pipeline itself may run at the same time: it appends dead letters, and its positions are not
 touched.
 
-A message can't be removed from a topic or replaced in it, so only what is missing can be repaired,
-and a repair that is repeated must send nothing twice. Each transaction takes the id of replays
-(docs/decisions/0043): its ``init`` ends an earlier repair and a replay, and a reset takes the same
-id before it puts a position back. What is read after ``init`` thus holds until the commit:
+Repairs: a message can't be removed from a topic or replaced in it, so only what is missing can be
+repaired, and a repair that is repeated must send nothing twice. Each transaction takes the id of
+replays (docs/decisions/0043): its ``init`` ends an earlier repair and a replay, and a reset takes
+the same id before it puts a position back. What is read after ``init`` thus holds until the commit:
 
 1. The ledger: the records are below the position, no run has taken that since the decision, and no
    reset is about to put it back.

@@ -1,6 +1,7 @@
 """Settings of an S3-compatible server, and the check that it has conditional writes.
 
-It is made by obstore: the client of object stores by which delta-rs writes a table's log, too.
+The check is made by obstore: the client of object stores by which delta-rs writes a table's log,
+too.
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ __all__ = ["NoSuchFile", "S3Options", "Store", "Stored"]
 
 T = TypeVar("T")
 
-_logger = logging.getLogger("oncely.kinds.files")
+_logger = logging.getLogger(__name__)
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds
 _THREADS = 8
 _PROBE = ".oncely-probe-"

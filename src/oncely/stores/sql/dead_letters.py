@@ -1,10 +1,10 @@
 """Dead letters: rejected records, with the reason; and what repairs have removed.
 
-The table is beside the destination, and is created by the first repair that removes anything. A row
-or dead letter is moved to it by the transaction that removes it. Nothing reads it.
-
 A dead letter is pending until it is replayed, which deletes its row, or discarded: then its row
 stays, without content and with the stage ``discarded``, because audits count the rows.
+
+The table of removed rows is beside the destination, and is created by the first repair that removes
+anything. A row or dead letter is moved to it by the transaction that removes it. Nothing reads it.
 """
 
 from __future__ import annotations

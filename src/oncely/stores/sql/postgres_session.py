@@ -15,6 +15,7 @@ a server that is only busy accepts new connections (docs/decisions/0035).
 The new connection asks whose lock this session waits for: after the error of a lock timeout nobody
 knows it any more. Outside of a transaction no such timeout applies, and this session ends the wait.
 
+Several statements travel in one message of the simple query protocol, which may contain a COPY.
 The server answers each statement before it runs the next one, and skips those after an error: the
 number of answers tells the statement that has failed.
 """

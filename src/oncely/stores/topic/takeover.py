@@ -12,10 +12,9 @@ between, it would have been fenced. That holds for commits and for this procedur
    with the start positions of partitions without one. From here on two openers differ.
 3. Each position is written again with the new epoch and the new mode, by the id of the OLD record:
    its partition's own or second one, or the publisher's, which writes all of its positions at once.
-   A new
-   instance initialises the id, which fences a writer of the old run that has initialised it since
-   step 1, and reads the present position. A writer of the old run that comes later reads the new
-   epoch.
+   A new instance initialises the id, which fences a writer of the old run that has initialised it
+   since step 1, and reads the present position. A writer of the old run that comes later reads the
+   new epoch.
 4. The partitions are noted as settled: from here on a missing position is a lost one. If another
    opener was given an epoch since, its positions decide: if it has taken one, this opener is
    fenced, else the takeover is repeated, because that opener may have died.
@@ -46,10 +45,9 @@ the partitions: a replay that has compared before 5 is fenced or has committed, 
 the reset; one that compares later reads the reset. A crash after 5 leaves a reset that the next
 `open` completes in the same way.
 
-Partitions that were read and whose position is neither in the ledger topic nor in the group.
-
-Only the user can determine where such a partition continues, so a run is refused until a reset sets
-its position. During that reset the partition stays among the settled ones of the pipeline's record
+A partition is lost that was read and whose position is neither in the ledger topic nor in the
+group. Only the user can determine where it continues, so a run is refused until a reset sets its
+position. During that reset the partition stays among the settled ones of the pipeline's record
 and gets no position: a crash before the target is noted leaves it lost, and it does not begin at
 its first offset. After that its position is that of the reset, and no longer lost.
 """
