@@ -9,7 +9,7 @@
 (* records by what the topic's records make (repair, backfill).  Vacuum deletes files that nobody names and nobody can   *)
 (* name any more.  Readers hold a manifest that they read some time ago.   *)
 (*                                                                         *)
-(* Code: kinds/files/sink.py, lake/leases.py,                              *)
+(* Code: kinds/files/sink.py, kinds/files/leases.py,                              *)
 (* kinds/files/manifest.py, files/compact.py,                                     *)
 (* kinds/files/change.py, files/vacuum.py.                                *)
 (* Decisions: 0016, 0023, 0044.                                            *)

@@ -20,11 +20,12 @@ from oncely.files.table import rows
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import verify
 from oncely.kafka import topics
+from oncely.kinds.file_format import encode
 from oncely.kinds.files import manifest
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.records import ManifestOwner, owner_key
 from oncely.kinds.files.sink import FilesSink
-from oncely.lake.records import ManifestOwner, encode, owner_key
 from oncely.stores.objects.store import Store
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

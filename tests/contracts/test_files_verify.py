@@ -12,7 +12,7 @@ import pytest
 from oncely.files.compact import compact
 from oncely.files.vacuum import vacuum
 from oncely.files.verify import Verified, verify
-from oncely.lake.records import SourceRange
+from oncely.kinds.file_format import SourceRange
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, bytes_of, events, lake, lake_in_memory

@@ -24,8 +24,8 @@ from oncely.files.compact import compact
 from oncely.files.table import table_of
 from oncely.files.verify import verify
 from oncely.kafka.reset import Verb
+from oncely.kinds.file_format import read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
-from oncely.lake.records import read_receipt
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import LOST_FOR_GOOD, Repaired
 from oncely.stores.objects.store import Store

@@ -16,7 +16,7 @@ from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
 from oncely.files.schema_reset import SchemaReset, reset_schema
 from oncely.files.table import Table, table_of
-from oncely.lake.records import Scope
+from oncely.kinds.file_format import Scope
 from oncely.wording import plural
 
 

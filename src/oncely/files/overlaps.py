@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.lake.partitions import is_mixed, is_replayed
-from oncely.lake.records import ManifestFile, SourceRange
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.files.records import ManifestFile, is_mixed, is_replayed
 
 Resets = Mapping[TopicPartition, Mapping[int, Position]]
 """Per source partition, the epoch of each reset and its new position."""

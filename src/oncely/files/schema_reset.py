@@ -27,9 +27,9 @@ from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.files.table import Named, Table, destination_of, own_rows, table_of
+from oncely.kinds.conform import held_schema
+from oncely.kinds.file_format import Scope
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.conform import held_schema
-from oncely.lake.records import Scope
 from oncely.pipeline import Pipeline
 
 

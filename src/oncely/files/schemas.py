@@ -14,8 +14,9 @@ import pyarrow as pa
 from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, InvariantViolation
-from oncely.lake.conform import conform
-from oncely.lake.records import Scope, ScopeSchema
+from oncely.kinds.conform import conform
+from oncely.kinds.file_format import Scope
+from oncely.kinds.files.records import ScopeSchema
 
 
 def wanted_schema(

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from oncely.files.schemas import wanted_schema
 from oncely.files.table import Allowed, Named, Table, read_as, table_of
-from oncely.lake.records import ManifestFile
+from oncely.kinds.files.records import ManifestFile
 from oncely.stores.objects.store import Store
 
 if TYPE_CHECKING:

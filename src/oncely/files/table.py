@@ -20,12 +20,13 @@ from oncely.artifacts import cache_directory
 from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved, wanted_schema
+from oncely.kinds.conform import Rounding
+from oncely.kinds.data_file import decoded
+from oncely.kinds.file_format import Format
 from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
-from oncely.lake import avro_file, parquet_file
-from oncely.lake.conform import Rounding
-from oncely.lake.partitions import PartitionColumn, parse_partition_by
-from oncely.lake.records import Format, ManifestFile
+from oncely.kinds.files.records import ManifestFile
+from oncely.kinds.partitions import PartitionColumn, parse_partition_by
 from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
@@ -248,15 +249,6 @@ class Named(NamedTuple):
     def of(cls, file: ManifestFile) -> Named:
         """The data from a manifest entry."""
         return cls(file.path, file.format, file.sha256)
-
-
-def decoded(data: bytes, form: Format) -> pa.Table:
-    """A file's bytes as rows, with the file's own columns.
-
-    Raises:
-        InvariantViolation: they are not a file of Oncely.
-    """
-    return avro_file.read(data) if form == "avro" else parquet_file.read(data)
 
 
 Allowed = Literal["refuse", "allow"]

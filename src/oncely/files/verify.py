@@ -21,11 +21,12 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.files.overlaps import overlaps
 from oncely.files.schemas import resolved
-from oncely.files.table import Table, decoded, instant
+from oncely.files.table import Table, instant
+from oncely.kinds.conform import held_schema
+from oncely.kinds.data_file import decoded
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.conform import held_schema
-from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
-from oncely.lake.records import ManifestFile
+from oncely.kinds.files.records import ManifestFile
+from oncely.kinds.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.stores.objects.store import NoSuchFile, Store
 
 _THREADS = 4
