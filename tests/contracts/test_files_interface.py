@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from oncely.decode.avro_names import schema_id
-from oncely.files.compact import compact
 from oncely.kinds.file_format import encode
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,

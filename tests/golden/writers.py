@@ -35,12 +35,12 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
-from oncely.files.compact import compact
 from oncely.kafka.client import make
 from oncely.kafka.transaction import Message
 from oncely.kinds.data_file import AvroFiles, ParquetFiles
 from oncely.kinds.file_format import SourceRange
 from oncely.kinds.file_format import encode as manifest_value
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,

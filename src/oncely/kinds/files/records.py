@@ -15,10 +15,12 @@ schema for all dates. Without such columns, and with a fixed schema, there is on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
 
+from oncely.core.ranges import Position, TopicPartition
 from oncely.decode.scopes import is_untyped
 from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
 from oncely.kinds.file_format import Format, Scope, SourceRange
@@ -190,3 +192,12 @@ def is_mixed(file: ManifestFile) -> bool:
 def is_replayed(file: ManifestFile) -> bool:
     """True if its rows were dead letters: they are in ranges that other files have."""
     return file.batch < 0
+
+
+Resets = Mapping[TopicPartition, Mapping[int, Position]]
+"""Per source partition, the epoch of each reset and its new position."""
+
+
+def era(epoch: int, resets: Resets) -> int:
+    """The newest reset before an epoch; files of different eras may overlap."""
+    return max((e for own in resets.values() for e in own if e <= epoch), default=0)

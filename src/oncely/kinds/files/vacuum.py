@@ -33,10 +33,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from oncely.errors import ConfigError
-from oncely.files.table import Table
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.leases import Limits, limits_of, valid_leases
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.table import Table
 from oncely.kinds.partitions import is_file
 from oncely.stores.objects.store import Stored
 
