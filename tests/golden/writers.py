@@ -50,9 +50,9 @@ from oncely.kinds.files.records import (
     schema_key,
 )
 from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
-from oncely.kinds.kafka.dead_letters import DeadLetter, again, dead_letter
 from oncely.kinds.partitions import FileNames, directory, parse_partition_by
 from oncely.kinds.sql.table import Wanted, create_statement
+from oncely.kinds.topic_dead_letters import DeadLetter, again, dead_letter
 from oncely.stores.offsets.base import Stored, field_of
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore

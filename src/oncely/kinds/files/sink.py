@@ -40,9 +40,9 @@ from oncely.kinds.files.leases import Limits, StagingLeases
 from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
 from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, schema_key
 from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
-from oncely.kinds.kafka.publishing import InTime, Publisher
 from oncely.kinds.partitions import check_types
 from oncely.kinds.staged_files import FilesTask, clock
+from oncely.kinds.topic_publishing import InTime, Publisher
 from oncely.per_process import PerProcess
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
