@@ -47,8 +47,9 @@ from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
 from oncely.kinds.sql.form import Prepared, as_stored
 from oncely.kinds.sql.sink import Contents, Refused, SqlSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS, Target
+from oncely.kinds.sql.table import Target
 from oncely.kinds.sql.write import write_rows
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.sql.connection import (
     BadData,
     Connection,

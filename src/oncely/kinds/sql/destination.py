@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings, SqlSinkSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
@@ -30,11 +30,17 @@ from oncely.kinds.destination import (
     SinkPlan,
     refusal,
 )
-from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
 from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
+from oncely.kinds.sql.table import Target, Wanted, create_statement, inspect
+from oncely.kinds.tables import (
+    SOURCE_COLUMNS,
+    TableDestination,
+    audit_notes,
+    keeps_source,
+    with_source,
+)
 from oncely.stores.sql.connection import Connect, Connection, brief_session
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.sqlite import Sqlite
@@ -153,27 +159,9 @@ def session(sink: SqlSink) -> Iterator[Connection | None]:
 
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
-NO_LATE_DELETES = (
-    "a tombstone has no version: applied late, it could delete a row that is newer than it"
-)
-
-
-def refuse_unversioned(given: SqlSinkSettings | DeltaSinkSettings) -> None:
-    """Refuse to upsert old records without a version.
-
-    Raises:
-        ConfigError: ``sink.version`` is missing.
-    """
-    if given.mode == "upsert" and given.version is None:
-        raise ConfigError(
-            "sink.version",
-            "is missing: a replayed record is old and would overwrite a newer row of its key",
-            way_out="name a column that grows with each change; or delete the rejects by SQL",
-        )
-
 
 @dataclass(frozen=True)
-class SqlDestination:
+class SqlDestination(TableDestination):
     """A SQL table and the ledger beside it.
 
     Attributes:
@@ -243,22 +231,13 @@ class SqlDestination:
         """Begin a discard in the ledger."""
         return partial(discard_letters, self.bare_sink)
 
-    @property
-    def late_delete(self) -> str | None:
-        """The reason: append mode deletes no rows."""
-        return NO_LATE_DELETES if self.given.mode == "upsert" else None
-
-    def check_replay(self) -> None:
-        """Refuse to upsert old records without a version."""
-        refuse_unversioned(self.given)
-
     def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
         return nullcontext(SqlReplay(self.sink(schema).bind()))
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        refuse_unversioned(self.given)
+        self.check_replay()
         sink = self.sink(schema)
         if self.given.mode == "append" and not sink.keep_source:
             raise ConfigError(
