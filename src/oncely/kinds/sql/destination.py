@@ -41,7 +41,7 @@ from oncely.kinds.tables import (
     keeps_source,
     with_source,
 )
-from oncely.stores.sql.connection import Connect, Connection, brief_session
+from oncely.stores.sql.connection import Connect, Connection, brief_session, plain
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.sql.tables import activity
@@ -285,7 +285,7 @@ class SqlDestination(TableDestination):
                 _columns(sink, schema, target),
             )
         connections = self._connections(left, inspection) if facts is not None else None
-        statements = tuple(one.replace("%%", "%") + ";" for one in ddl + of_ledger)
+        statements = tuple(plain(one) + ";" for one in ddl + of_ledger)
         return SinkPlan(facts, connections, statements)
 
     def _privileges(
