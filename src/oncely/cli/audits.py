@@ -27,10 +27,10 @@ from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import screen
 from oncely.cli.audit import show_report
-from oncely.cli.audit_options import Asked
 from oncely.cli.opened import STDIN, importable, opened, seconds
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
+from oncely.cli.verbs import Audit as Asked
 from oncely.config import (
     DeltaSinkSettings,
     FilesSinkSettings,

@@ -7,18 +7,20 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
+from oncely.cli.options import Result
 from oncely.errors import WrongInput
-from oncely.files.compact import compact
-from oncely.files.table import Allowed, addresses, listing, rows, table_of
-from oncely.files.vacuum import vacuum
-from oncely.files.verify import verify
+from oncely.files.compact import Compacted, compact
+from oncely.files.table import Listing, addresses, listing, rows, table_of
+from oncely.files.vacuum import Vacuumed, vacuum
+from oncely.files.verify import Verified, verify
 from oncely.reject_summary import json_escaped
 from oncely.wording import counted, plural
 
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
 _MOST = 100  # number of problems that are printed
 
 
-def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
+def list_files(asked: verbs.FilesList) -> Result:
     """Print the files of the table."""
-    found = listing(table_of(opened(file)), chosen(where))
-    if as_json:
-        screen.show_json(found.as_json())
-        return
+    found = listing(table_of(opened(asked.file)), chosen(asked.where))
+    return Result(found.as_json, partial(_listing, found))
+
+
+def _listing(found: Listing) -> None:
     # No table: a wrapped path could not be copied.
     for one in found.files:
         screen.out.print(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}")
@@ -42,37 +45,26 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
     screen.out.print(f"{many}, {counted(row=found.rows, byte=found.bytes)}")
 
 
-def list_paths(file: Path, where: Sequence[str], *, plain: bool) -> None:
+def list_paths(asked: verbs.FilesPaths) -> None:
     """Print the address of each file of the table, one a line.
 
     Addresses are not redacted: a reader must be able to open them.
     """
-    for one in addresses(table_of(opened(file)), chosen(where)):
-        line = one["path"] if plain else json.dumps(one)
+    for one in addresses(table_of(opened(asked.file)), chosen(asked.where)):
+        line = one["path"] if asked.plain else json.dumps(one)
         sys.stdout.buffer.write(f"{line}\n".encode())
     sys.stdout.flush()
 
 
-def read_files(
-    file: Path,
-    where: Sequence[str],
-    columns: Sequence[str] | None,
-    limit: int | None,
-    out: Path | None,
-    rounding: Allowed,
-    as_json: bool,
-) -> None:
+def read_files(asked: verbs.FilesRead) -> Result | None:
     """Print rows, or write them to a Parquet file."""
-    found = table_of(opened(file))
-    schema, parts = rows(found, where=chosen(where), columns=columns, rounding=rounding)
-    parts = _limited(parts, limit)
+    found, where, out = table_of(opened(asked.file)), chosen(asked.where), asked.out
+    schema, parts = rows(found, where=where, columns=asked.column, rounding=asked.rounding)
+    parts = _limited(parts, asked.limit)
     if out is not None:
         count = _write(out, schema, parts)
-        if as_json:
-            screen.show_json({"rows": count, "out": str(out)})
-        else:
-            screen.out.print(f"{plural(count, 'row')} in {out}")
-        return
+        told = f"{plural(count, 'row')} in {out}"
+        return Result(lambda: {"rows": count, "out": str(out)}, partial(screen.out.print, told))
     # Rows are the user's data: values in them are not redacted.
     encode = msgspec.json.Encoder().encode
 
@@ -80,45 +72,47 @@ def read_files(
         return json_escaped(encode(value).decode()).encode()
 
     lines = (encoded(_plain(row)) for part in parts for row in part.to_pylist())
-    if as_json:
-        columns_ = encoded({field.name: str(field.type) for field in schema})
-        sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns_, b",".join(lines)))
+    if asked.as_json:
+        columns = encoded({field.name: str(field.type) for field in schema})
+        sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns, b",".join(lines)))
     else:
         for line in lines:
             sys.stdout.buffer.write(line + b"\n")
     sys.stdout.flush()
+    return None
 
 
-def verify_files(file: Path, as_json: bool) -> int:
-    """Read and compare every file; returns the exit code."""
+def verify_files(asked: verbs.FilesVerify) -> Result:
+    """Read and compare every file."""
     with _bar("files checked") as progress:
-        found = verify(table_of(opened(file)), progress)
-    if as_json:
-        screen.show_json(found.as_json())
-    else:
-        for problem in found.problems[:_MOST]:
-            screen.out.print(f"{problem.path}: {problem.text}")
-        many = plural(len(found.problems), "problem") if found.problems else "no problems"
-        screen.out.print(f"{counted(file=found.files, row=found.rows, byte=found.bytes)}: {many}")
-        screen.out.print(
-            f"not in the manifest: {counted(file=found.unnamed, byte=found.unnamed_bytes)};"
-            " no reader reads them"
+        found = verify(table_of(opened(asked.file)), progress)
+    return Result(found.as_json, partial(_verified, found), 1 if found.problems else 0)
+
+
+def _verified(found: Verified) -> None:
+    for problem in found.problems[:_MOST]:
+        screen.out.print(f"{problem.path}: {problem.text}")
+    many = plural(len(found.problems), "problem") if found.problems else "no problems"
+    screen.out.print(f"{counted(file=found.files, row=found.rows, byte=found.bytes)}: {many}")
+    screen.out.print(
+        f"not in the manifest: {counted(file=found.unnamed, byte=found.unnamed_bytes)};"
+        " no reader reads them"
+    )
+    if found.other_levels:
+        screen.note(
+            f"of other partition columns than now: {plural(found.other_levels, 'file')}, whose"
+            " rows were not compared with their directories"
         )
-        if found.other_levels:
-            screen.note(
-                f"of other partition columns than now: {plural(found.other_levels, 'file')}, whose"
-                " rows were not compared with their directories"
-            )
-    return 1 if found.problems else 0
 
 
-def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+def compact_files(asked: verbs.FilesCompact) -> Result:
     """Rewrite small files."""
     with _bar("files rewritten") as progress:
-        done = compact(table_of(opened(file)), dry_run=dry_run, progress=progress)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+        done = compact(table_of(opened(asked.file)), dry_run=asked.dry_run, progress=progress)
+    return Result(done.as_json, partial(_compacted, done, dry_run=asked.dry_run))
+
+
+def _compacted(done: Compacted, *, dry_run: bool) -> None:
     became = "would become" if dry_run else "became"
     screen.out.print(
         f"{plural(done.inputs, 'file')} with {plural(done.rows, 'row')} {became} {done.outputs:,};"
@@ -138,12 +132,13 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         screen.note(f"{plural(done.dropped, 'file')} skipped: another compaction was faster")
 
 
-def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+def vacuum_files(asked: verbs.FilesVacuum) -> Result:
     """Remove orphans."""
-    done = vacuum(table_of(opened(file)), dry_run=dry_run)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+    done = vacuum(table_of(opened(asked.file)), dry_run=asked.dry_run)
+    return Result(done.as_json, partial(_vacuumed, done, dry_run=asked.dry_run))
+
+
+def _vacuumed(done: Vacuumed, *, dry_run: bool) -> None:
     for one in done.orphans if dry_run else ():
         screen.out.print(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}")
     would = "would be " if dry_run else ""
@@ -166,14 +161,14 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         )
 
 
-def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | None]:
+def chosen(where: Sequence[str] | None, option: str = "--where") -> dict[str, str | None]:
     """``NAME=VALUE`` as a mapping; ``NAME`` alone means no value.
 
     Raises:
         WrongInput: a name is repeated or empty.
     """
     found: dict[str, str | None] = {}
-    for one in where:
+    for one in where or ():
         name, equals, value = one.partition("=")
         if not name or name in found:
             raise WrongInput(

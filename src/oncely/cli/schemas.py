@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.files import chosen
 from oncely.cli.opened import opened
+from oncely.cli.options import Result
 from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
@@ -20,36 +21,37 @@ from oncely.lake.records import Scope
 from oncely.wording import plural
 
 
-def show_schemas(file: Path, scope: Sequence[str], as_json: bool) -> None:
+def show_schemas(asked: verbs.FilesSchemaShow) -> Result:
     """Print the columns of one scope, or of all scopes."""
-    table = table_of(opened(file))
+    table, scope = table_of(opened(asked.file)), asked.scope
     contents = table.look()
     counts = Counter(one.scope for one in contents.files.values())
     wanted = contents.schemas if not scope else [_scope(table, scope)]
     found = {one: contents.schemas[one] for one in wanted if one in contents.schemas}
-    if as_json:
-        shown = [
-            {"scope": list(of), "files": counts[of], "id": one.id, "avro": json.loads(one.avro)}
-            for of, one in found.items()
-        ]
-        screen.show_json({"schemas": shown})
-        return
+    told = (
+        {"scope": list(of), "files": counts[of], "id": one.id, "avro": json.loads(one.avro)}
+        for of, one in found.items()
+    )
     rows = (
         (_shown(one), counts[one], field.name, type_name(field.type))
         for one, schema in found.items()
         for field in arrow_schema_of(schema.avro)
     )
-    show([("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)], rows)
+    columns = [("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)]
+    return Result(lambda: {"schemas": list(told)}, partial(show, columns, rows))
 
 
-def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: bool) -> None:
+def reset_scope(asked: verbs.FilesSchemaReset) -> Result:
     """Print the effect of a reset, or execute it."""
-    pipeline = opened(file)
-    done = reset_schema(pipeline, _scope(table_of(pipeline), scope), execute=execute)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
-    show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], _changes(done))
+    pipeline = opened(asked.file)
+    scope = _scope(table_of(pipeline), asked.scope or ())
+    done = reset_schema(pipeline, scope, execute=asked.execute)
+    return Result(done.as_json, partial(_reset, done))
+
+
+def _reset(done: SchemaReset) -> None:
+    changes = [(name, was, now or "forgotten") for name, was, now in done.changes]
+    show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], changes)
     screen.out.print(
         f"\nthe scope has {plural(done.files, 'file')}; columns with values in these rows are kept"
     )
@@ -57,10 +59,6 @@ def reset_scope(file: Path, scope: Sequence[str], *, execute: bool, as_json: boo
         screen.out.print("a dry run: nothing was written. Add --execute to execute it")
     else:
         screen.out.print(f"reset with epoch {done.epoch}; a running pipeline is fenced")
-
-
-def _changes(done: SchemaReset) -> list[tuple[str, str, str]]:
-    return [(name, was, now or "forgotten") for name, was, now in done.changes]
 
 
 def _scope(table: Table, given: Sequence[str]) -> Scope:
