@@ -185,7 +185,7 @@ def test_columns_that_earlier_files_do_not_resolve_to(
     produce(broker, topic, [(0, schema_key(()), encode(page))])
     fine(before)
     now = settings("id STRING", kind="files")
-    refused(now, "sink", "decode.schema: id: it is BIGINT, found STRING")
+    refused(now, "decode.schema", "id: it is BIGINT, found STRING")
 
 
 def test_a_manifest_topic_that_is_unfit(broker: Broker, settings: Callable[..., Settings]) -> None:

@@ -222,7 +222,9 @@ class DeltaSink:
     def _require(self, table: Any) -> None:
         """Refuse a table that does not accept the rows."""
         if table is None:
-            raise TableMismatch("sink.url: there is no Delta table", way_out="start the run again")
+            raise TableMismatch(
+                "there is no Delta table", key="sink.url", way_out="start the run again"
+            )
         if missing := self._missing(table):
             raise TableMismatch(f"the table lacks the columns {missing.names}",
                                 way_out="start the run again, which adds them")  # fmt: skip

@@ -353,7 +353,8 @@ class FilesSink:
             return schema if known is None else merge(known, schema)
         except CannotMerge as error:
             raise TableMismatch(
-                f"decode.schema: {error}, and there are files with it",
+                f"{error}, and there are files with it",
+                key="decode.schema",
                 way_out="keep the column's type, give the new one another name, or give the"
                 " pipeline a new name, root and topics",
             ) from None

@@ -178,7 +178,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             way_out = error.way_out.replace("source.brokers", "sink.brokers")
             if isinstance(error, ConfigError):
                 raise ConfigError("sink.brokers", error.message, way_out=way_out) from None
-            raise type(error)(f"sink.brokers: {error.message}", way_out=way_out) from None
+            raise type(error)(error.message, key="sink.brokers", way_out=way_out) from None
         if here != there:
             raise ConfigError(
                 "sink.brokers",
