@@ -73,8 +73,8 @@ files.verb(verbs.FilesCompact, "oncely.cli.files:compact_files")
 files.verb(verbs.FilesVacuum, "oncely.cli.files:vacuum_files")
 
 schema = files.group("schema", "The schemas that were inferred, by scope.")
-schema.verb(verbs.FilesSchemaShow, "oncely.cli.schemas:show_schemas")
-schema.verb(verbs.FilesSchemaReset, "oncely.cli.schemas:reset_scope")
+schema.verb(verbs.FilesSchemaShow, "oncely.cli.files:show_schemas")
+schema.verb(verbs.FilesSchemaReset, "oncely.cli.files:reset_scope")
 
 app.verb(verbs.Semantics, "oncely.cli.semantics:show_semantics")
 app.verb(verbs.Torture, "oncely.cli.torture:torture_app")

@@ -13,7 +13,7 @@ from oncely.audit.report import KINDS, Finding, Report, Undecided
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.cli.screen import LEFT, RIGHT, show
 from oncely.verify.report import FIRST, Broken
 from oncely.verify.report import Report as Verified
 from oncely.wording import plural

@@ -1,10 +1,11 @@
-"""``oncely files list|paths|read|verify|compact|vacuum``."""
+"""``oncely files list|paths|read|verify|compact|vacuum`` and ``oncely files schema show|reset``."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,11 +17,16 @@ import msgspec
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, RIGHT, show
+from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
 from oncely.files.compact import Compacted, compact
-from oncely.files.table import Listing, addresses, listing, rows, table_of
+from oncely.files.schema_reset import SchemaReset, reset_schema
+from oncely.files.table import Listing, Table, addresses, listing, rows, table_of
 from oncely.files.vacuum import Vacuumed, vacuum
 from oncely.files.verify import Verified, verify
+from oncely.lake.records import Scope
 from oncely.reject_summary import json_escaped
 from oncely.wording import counted, plural
 
@@ -231,3 +237,67 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=screen.err, disable=not screen.err.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+# -- schemas -------------------------------------------------------------------------------
+
+
+def show_schemas(asked: verbs.FilesSchemaShow) -> Result:
+    """Print the columns of one scope, or of all scopes."""
+    table, scope = table_of(opened(asked.file)), asked.scope
+    contents = table.look()
+    counts = Counter(one.scope for one in contents.files.values())
+    wanted = contents.schemas if not scope else [_scope(table, scope)]
+    found = {one: contents.schemas[one] for one in wanted if one in contents.schemas}
+    told = (
+        {"scope": list(of), "files": counts[of], "id": one.id, "avro": json.loads(one.avro)}
+        for of, one in found.items()
+    )
+    rows = (
+        (_shown(one), counts[one], field.name, type_name(field.type))
+        for one, schema in found.items()
+        for field in arrow_schema_of(schema.avro)
+    )
+    columns = [("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)]
+    return Result(lambda: {"schemas": list(told)}, partial(show, columns, rows))
+
+
+def reset_scope(asked: verbs.FilesSchemaReset) -> Result:
+    """Print the effect of a reset, or execute it."""
+    pipeline = opened(asked.file)
+    scope = _scope(table_of(pipeline), asked.scope or ())
+    done = reset_schema(pipeline, scope, execute=asked.execute)
+    return Result(done.as_json, partial(_reset, done))
+
+
+def _reset(done: SchemaReset) -> None:
+    changes = [(name, was, now or "forgotten") for name, was, now in done.changes]
+    show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], changes)
+    screen.out.print(
+        f"\nthe scope has {plural(done.files, 'file')}; columns with values in these rows are kept"
+    )
+    if done.epoch is None:
+        screen.out.print("a dry run: nothing was written. Add --execute to execute it")
+    else:
+        screen.out.print(f"reset with epoch {done.epoch}; a running pipeline is fenced")
+
+
+def _scope(table: Table, given: Sequence[str]) -> Scope:
+    """The scope of ``--scope NAME=VALUE``.
+
+    Raises:
+        WrongInput: other columns than the table's scopes have.
+    """
+    names = [level.column for level in table.levels if level.kind == "column"]
+    values = chosen(given, "--scope")
+    if not set(values) <= set(names) or (values and set(values) != set(names)):
+        raise WrongInput(
+            f"--scope: it names {', '.join(values)}, and scopes have {', '.join(names) or 'none'}",
+            way_out="write --scope NAME=VALUE once for each of them, values as `oncely files"
+            " schema show` shows them; NAME alone: no value",
+        )
+    return tuple(values[name] for name in names) if values else ()
+
+
+def _shown(scope: Scope) -> str:
+    return json.dumps(list(scope), ensure_ascii=False)

@@ -10,7 +10,7 @@ from rich.text import Text
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.cli.screen import LEFT, RIGHT, show
 from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb, verb_of
 from oncely.pipeline.offsets import FENCED, PartitionOffsets, Reset

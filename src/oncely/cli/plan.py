@@ -17,7 +17,7 @@ from rich.text import Text
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.tables import LEFT, REST, RIGHT, cell, short, show
+from oncely.cli.screen import LEFT, REST, RIGHT, cell, short, show
 from oncely.errors import ConfigError
 from oncely.kinds.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts

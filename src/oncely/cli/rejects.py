@@ -8,8 +8,8 @@ from functools import partial
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, REST, RIGHT, short, show
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.tables import LEFT, REST, RIGHT, short, show
 from oncely.pipeline.rejects import Discarded, Reason, RejectFilter, Rejects, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session

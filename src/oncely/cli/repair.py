@@ -16,7 +16,7 @@ from oncely.cli import screen, verbs
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.tables import LEFT, REST, RIGHT, show
+from oncely.cli.screen import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.kafka.start import parse_moment

@@ -13,7 +13,7 @@ from rich.text import Text
 from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.tables import LEFT, RIGHT, duration, show
+from oncely.cli.screen import LEFT, RIGHT, duration, show
 from oncely.errors import OncelyError
 from oncely.pipeline.status import NOBODY, Status, unreadable
 from oncely.wording import plural

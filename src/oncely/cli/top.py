@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.cli import screen, verbs
-from oncely.cli.tables import cell
+from oncely.cli.screen import cell
 from oncely.cli.web import opened_subjects
 from oncely.pipeline.status import Level
 from oncely.web.model import Overview, Subject, overview
