@@ -53,13 +53,13 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.conform import conform
 from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.files.form import FilesTask
 from oncely.kinds.sql.form import with_source, with_tombstones
 from oncely.kinds.sql.table import SOURCE_COLUMNS
-from oncely.lake.conform import conform
+from oncely.kinds.staged_files import FilesTask
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
