@@ -34,7 +34,6 @@ from bench.match import Contender, Contest, Match, Stage, against, flights
 from bench.measure import IN_BULK, NO_OPTIONS, Sample
 from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, record, row, wrong_table
 from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
 from oncely.pipeline import Pipeline
@@ -188,8 +187,8 @@ class Sql(Contest):
             positions, ends = source.earliest(), source.stable_end()
             while ranges := plan_ranges(positions, ends, self.batch):
                 work = partial(commit_chunks, _counting(pipeline, ranges))
-                outcomes = all_of(jobs.run(work, shares_of(ranges)), Outcome)
-                counted += sum(one.counts.rows for one in outcomes)
+                answers = all_of(jobs.run(work, shares_of(ranges)))
+                counted += sum(one.outcome.counts.rows for one in answers if one.outcome)
                 positions |= {tp: range_.end for tp, range_ in ranges.items()}
         return counted
 

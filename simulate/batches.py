@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.commit import path
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.claim import Positions
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -28,7 +29,6 @@ from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.stop import StopSignal
 from simulate.batch_store import BatchLedger, BatchStore
-from simulate.broker import NAME
 from simulate.jobs import BatchThread, ScriptedJobs, TaskCommit, wait
 from simulate.logs import Logs, RangeConsumer, ScriptedSource
 from simulate.schedule import Schedule, Steps, Violation, patience, step
@@ -92,10 +92,8 @@ class Driver:
 
     def _work(self) -> bool:
         ledger = BatchLedger(self._world.store, self.name, set())
-        batches = PartitionCommit(
-            sink=MemorySink(ledger), source=self._source, decoder=Numbers(), transform=Unchanged(),
-            topics=(NAME,), jobs=self._jobs, bounds=_BOUNDS,
-        )  # fmt: skip
+        opened = OpenLedger(CommitContext(MemorySink(ledger), self._source, Numbers()))
+        batches = PartitionCommit(opened, Unchanged(), self._jobs, _BOUNDS)
         return BatchRun(
             self._jobs, self._source, batches, self._settings, self,  # type: ignore[arg-type]
             self.stop, self._listen,

@@ -12,7 +12,16 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
+from oncely.runtimes.jobs.base import (
+    Attempt,
+    Found,
+    Given,
+    Share,
+    ShuffleBlock,
+    Task,
+    answers,
+    by_bucket,
+)
 from oncely.runtimes.stop import StopSignal
 
 
@@ -63,7 +72,7 @@ class InlineJobs:
     def enter(self, described: str) -> None:
         """Nothing to do."""
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """The answers of all tasks."""
         through = _pickled if self.sent else lambda one: one
         return [
@@ -73,11 +82,15 @@ class InlineJobs:
         ]
 
     def shuffled(
-        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
-    ) -> list[object]:
+        self,
+        send: Task[Share, Given | ShuffleBlock],
+        shares: Sequence[Share],
+        stage: Task[Iterable[Any], Given],
+        buckets: int,
+    ) -> list[Found[Given]]:
         """Packets are sorted by bucket."""
         passed, packets = by_bucket(self.run(send, shares), buckets)
-        return passed + self.run(stage, packets)
+        return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:
         """Jobs can run."""

@@ -62,7 +62,7 @@ from tests.unit.test_one_commit_path import CLIENTS
 
 _SRC = Path(oncely.__file__).parent
 _MOST, _MOST_FILES = 8, 10
-_DRIVER = ["run", "PublishingRun._publish"]
+_DRIVER = ["run", "OpenLedger.publish"]
 """Before ``path.publish``, in the driver: the ``run`` of a batch or range commit, and this."""
 
 

@@ -370,7 +370,7 @@ def _run(
         raise meaning(error) from error
     finally:
         if batches is not None:
-            batches.close()
+            batches.ledger.close()
 
 
 def meaning(error: Exception) -> Exception:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
+from oncely.commit.run import OpenLedger
 from oncely.config import FilterSettings
 from oncely.core import events
 from oncely.errors import ConfigError
@@ -20,6 +21,7 @@ from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
@@ -121,11 +123,11 @@ def _work(
     source, given = pipeline.source, pipeline.settings.worker
     membership = Membership(
         pipeline.settings.worker_group, given.protocol, given.instance, given.session_timeout,
-        polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, SendsOffsets),
+        polled_bytes=given.buffer // 8, marks=not isinstance(run.ledger.context.sink, SendsOffsets),
     )  # fmt: skip
     records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
     waits = _waits(pipeline.settings.filter)
-    needs = run.needs | ({"timestamp"} if waits else set())
+    needs = run.ledger.context.needs | ({"timestamp"} if waits else set())
     member = Member(
         run,
         lambda rebalances: _joined(
@@ -155,16 +157,17 @@ def _work(
         if until == "latest":
             goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
         done = member.work(goal)
-        run.finish()
+        run.ledger.finish()
         return done
     finally:
-        run.close()
+        run.ledger.close()
 
 
 def _begun(run: WorkerRun, stop: StopSignal) -> bool:
     """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
     is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
-    seconds = run.sink.hidden_seconds if isinstance(run.sink, SendsOffsets) else 0.0
+    sink = run.ledger.context.sink
+    seconds = sink.hidden_seconds if isinstance(sink, SendsOffsets) else 0.0
     for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
         if stop.draining:
             return False
@@ -175,16 +178,17 @@ def _begun(run: WorkerRun, stop: StopSignal) -> bool:
 
 def _named(membership: Membership, run: WorkerRun) -> Membership:
     """With a client id that says where it writes, by the ledger that the run has opened."""
-    ledger: Any = run.sink.ledger
-    given = "client.id" in run.kafka.kafka
-    name = None if given else worker_id(run.name, ledger.identity())
+    ledger: Any = run.ledger.context.ledger
+    given = "client.id" in run.takeovers.source.kafka
+    name = None if given else worker_id(run.takeovers.name, ledger.identity())
     return replace(membership, client=name)
 
 
 def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
     """Offsets in a transaction name the member that sends them."""
-    if isinstance(run.sink, SendsOffsets):
-        run.sink.joined(group.metadata)
+    sink = run.ledger.context.sink
+    if isinstance(sink, SendsOffsets):
+        sink.joined(group.metadata)
     return group
 
 
@@ -203,18 +207,15 @@ def _waits(given: FilterSettings) -> Waits:
 
 
 def _run_of(pipeline: Parts, listener: events.Listener) -> WorkerRun:
-    settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
-    return WorkerRun(
-        sink=_sink_of(pipeline),
-        source=replace(pipeline.source),  # its readers are not shared between threads
-        decoder=pipeline.expiring_decoder,
-        transform=pipeline.row_transform,
-        topics=tuple(settings.source.topics),
-        max_rejects_share=budget.share,
-        max_rejects_count=budget.count,
-        name=settings.name,
-        kafka=pipeline.source,
-        start=settings.source.start,
-        on_gap=settings.source.on_gap,
-        listener=listener,
+    settings, context = pipeline.settings, pipeline.context(_sink_of(pipeline))
+    source = replace(pipeline.source)  # its readers are not shared between threads
+    ledger = OpenLedger(replace(context, source=source))
+    takeovers = Takeovers(
+        ledger,
+        pipeline.source,
+        settings.name,
+        settings.source.start,
+        settings.source.on_gap,
+        listener,
     )
+    return WorkerRun(ledger, takeovers, pipeline.row_transform)

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.commit.path import Outcome
 from oncely.core.batch import Chunk
 from oncely.core.claim import Budget, Claim, Counts, Fence
 from oncely.core.ledger import Entry
@@ -101,10 +100,9 @@ def batch(first: int, count: int = 10) -> pa.Table:
 
 
 def told(found: Iterable[object]) -> list[object]:
-    """The ranges of outcomes, and the other answers of a task."""
-    return [
-        (one.range.start, one.range.end) if isinstance(one, Outcome) else type(one) for one in found
-    ]
+    """The ranges of outcomes, and what else a task tells."""
+    outcomes = [(one, getattr(one, "outcome", None)) for one in found]
+    return [(of.range.start, of.range.end) if of else type(one) for one, of in outcomes]
 
 
 def test_the_next_chunk_is_read_while_one_is_committed() -> None:

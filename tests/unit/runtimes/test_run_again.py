@@ -38,7 +38,7 @@ class Scripted(BatchRun):
 
 
 def scripted(*failures: tuple[str, OncelyError]) -> Scripted:
-    batches: Any = SimpleNamespace(fence=SimpleNamespace(epoch=1), finish=lambda: None)
+    batches: Any = SimpleNamespace(ledger=SimpleNamespace(finish=lambda: None))
     nothing: Any = None
     settings = RunSettings("p", "earliest", "fail", 0, 1_000, retries=7)
     return Scripted(nothing, nothing, batches, settings, nothing, HurriedStop(), failures=failures)

@@ -21,14 +21,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oncely.commit.path import Outcome
+from oncely.commit.run import OpenLedger
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, UnreadableBatch
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Start
+from oncely.kinds.base import Sink
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
 from oncely.runtimes.goal import Goal
@@ -38,16 +40,34 @@ from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
 
-if TYPE_CHECKING:
-    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
-    from oncely.runtimes.spark.batch_commit import BatchCommit
-
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.1  # seconds between two looks at topics without records
 _STALE_LEADER_SECONDS = 30.0  # a broker that has lost its leadership may answer for less than that
 _NAMED = 20  # partitions in the description of a job
+
+
+class CommitsBatches(Protocol):
+    """A way to commit batches."""
+
+    @property
+    def ledger(self) -> OpenLedger[Sink]:
+        """The ledger of the positions."""
+
+    def opened(self) -> None:
+        """Called when the ledger was taken over."""
+
+    def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
+        """Run the jobs of a batch, until it has taken effect.
+
+        Args:
+            batch_id: a number that no other batch of the epoch has.
+            ranges: the ranges of its topic-partitions.
+
+        Raises:
+            OncelyError: it has not taken effect, or only a part of it.
+        """
 
 
 @dataclass(frozen=True)
@@ -87,7 +107,7 @@ class BatchRun:
 
     jobs: Jobs
     source: KafkaSource
-    batches: PartitionCommit | BatchCommit | RangeCommit
+    batches: CommitsBatches
     settings: RunSettings
     mirror: Mirror
     stop: StopSignal = field(default_factory=StopSignal)
@@ -102,8 +122,9 @@ class BatchRun:
         self._unreadable: dict[TopicPartition, UnreadableBatch] = {}
         of = self.settings
         self._retries = Retries(self.listener, limit=of.retries)
+        self._ledger = self.batches.ledger
         self._takeovers = Takeovers(
-            self.batches, self.source, of.name, of.start, of.on_gap, self.listener
+            self._ledger, self.source, of.name, of.start, of.on_gap, self.listener
         )
         self._same_log = self._takeovers.same_log
 
@@ -121,7 +142,7 @@ class BatchRun:
                 positions = self._open()
                 self._retries.missing = MISSING_TOPIC_TRIES
                 done = self._follow(positions, until_latest=until_latest)
-                self.batches.finish()
+                self._ledger.finish()
                 return done
             except UnreadableBatch as error:
                 self._end_before(error)
@@ -144,6 +165,7 @@ class BatchRun:
     def _open(self) -> Mapping[TopicPartition, Position]:
         """Take over the ledger; the start positions."""
         taken = self._takeovers.take()
+        self.batches.opened()
         self._positions = {**taken.gone, **taken.positions}
         return taken.positions
 
@@ -200,7 +222,7 @@ class BatchRun:
                 self.listener(events.Polled())
                 self.jobs.require()
                 with suppress(Unavailable):
-                    self.batches.positions()
+                    self._ledger.positions()
 
     def _tell_draining(self) -> None:
         if not self._told_draining:
@@ -213,7 +235,7 @@ class BatchRun:
     def _planned(self, *, until_latest: bool) -> Ranges:
         """The ranges of the next batch, after checks that the source is the same."""
         look = self.source.look()
-        self.batches.same_topics(look.topic_ids)
+        self._ledger.same_topics(look.topic_ids)
         if look.ends.keys() - self._positions.keys():
             self._add_partitions()
         if until_latest and self._goal is None:  # also that of a retry
@@ -246,7 +268,7 @@ class BatchRun:
         """New partitions begin at their first offset."""
         earliest = self.source.earliest()
         added = {tp: at for tp, at in earliest.items() if tp not in self._positions}
-        self.batches.add_partitions(added, self.source.identity())
+        self._ledger.add_partitions(added, self.source.identity())
         self._same_log.forget()
         self._positions |= added
         for tp, at in sorted(added.items()):
@@ -310,4 +332,4 @@ class BatchRun:
         self._retries.reset()
         self.mirror.put(ends)
         tell_batch(self.listener, number, outcomes, ends, time.monotonic() - began, seconds)
-        self.batches.same_topics(self.source.topic_ids())
+        self._ledger.same_topics(self.source.topic_ids())

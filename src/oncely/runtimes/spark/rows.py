@@ -145,7 +145,7 @@ class HeldRows:
         refuse_non_deterministic(frame)
         # Lazy: the job that collects the answers fills the checkpoint.
         kept = answered(frame, partial(pack_rows, sink)).localCheckpoint(eager=False)
-        return cls(kept, all_of(collected(kept), PacketSize))
+        return cls(kept, all_of(collected(kept)))
 
     def into(self, batch: Batch) -> Batch:
         """The batch with these rows."""
