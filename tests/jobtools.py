@@ -12,16 +12,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.jobs.base import (
-    Attempt,
-    Found,
-    Given,
-    Share,
-    ShuffleBlock,
-    Task,
-    answers,
-    by_bucket,
-)
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.runtimes.stop import StopSignal
 
 
@@ -78,18 +70,14 @@ class InlineJobs:
         return [
             through(answer)
             for share in shares
-            for answer in answers(through(task), through(share), Attempt(next(self.numbers)))
+            for answer in base.answers(through(task), through(share), Attempt(next(self.numbers)))
         ]
 
     def shuffled(
-        self,
-        send: Task[Share, Given | ShuffleBlock],
-        shares: Sequence[Share],
-        stage: Task[Iterable[Any], Given],
-        buckets: int,
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
     ) -> list[Found[Given]]:
         """Packets are sorted by bucket."""
-        passed, packets = by_bucket(self.run(send, shares), buckets)
+        passed, packets = base.by_bucket(self.run(send, shares), buckets)
         return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -93,10 +92,9 @@ class PositionTimer:
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
-        self._condition = threading.Condition()
+        self._lock, self._over = threading.Lock(), threading.Event()
         self._ends: dict[TopicPartition, Position] = {}
         self._since = 0
-        self._ending = False
         self._thread: Thread | None = None
         self._to: tuple[Ledger, Fence] | None = None
 
@@ -104,7 +102,7 @@ class PositionTimer:
         """Begin to save into this ledger."""
         self._to = ledger, fence
         if self._interval.seconds is not None and self._thread is None:
-            self._ending = False
+            self._over.clear()
             self._thread = Thread(self._tick, "commit-interval")
             self._thread.start()
 
@@ -115,7 +113,7 @@ class PositionTimer:
         """
         if self._thread is not None:
             self._thread.check()
-        with self._condition:
+        with self._lock:
             self._ends |= {tp: range_.end for tp, range_ in ranges.items()}
             self._since += sum(range_.end - range_.start for range_ in ranges.values())
             offsets = self._interval.offsets
@@ -125,31 +123,23 @@ class PositionTimer:
 
     def forget(self) -> None:
         """Forget unsaved ends: a new epoch begins at the stored positions."""
-        with self._condition:
+        with self._lock:
             self._ends, self._since = {}, 0
 
     def close(self) -> None:
         """Save the ends of the handed-out ranges. Called at the end without an error."""
-        with self._condition:
-            self._ending = True
-            self._condition.notify()
+        self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
             self._thread = None
         self._save()
 
     def _tick(self) -> None:
-        seconds = self._interval.seconds or 0.0
-        due = time.monotonic() + seconds
-        while True:
-            with self._condition:
-                if self._condition.wait_for(lambda: self._ending, due - time.monotonic()):
-                    return
+        while not self._over.wait(self._interval.seconds):
             self._save()
-            due = time.monotonic() + seconds
 
     def _save(self) -> None:
-        with self._condition:
+        with self._lock:
             ends, self._ends, self._since = self._ends, {}, 0
         try:
             if self._to is not None and ends:
@@ -160,7 +150,7 @@ class PositionTimer:
             log.warning("positions were not saved: %s", error.message)
         except OncelyError as error:
             log.warning("positions were not saved, and are saved again later: %s", error)
-            with self._condition:
+            with self._lock:
                 self._ends = ends | self._ends
 
 

@@ -37,6 +37,7 @@ from oncely.users_function import said
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from oncely.core.events import Listener
     from oncely.decode.base import Decoder
     from oncely.kinds.destination import Destination, LedgerState
     from oncely.kinds.handlers.sink import Handler
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from oncely.runtimes.jobs.base import Jobs
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import Transform
+    from oncely.runtimes.takeover import Takeovers
     from oncely.stores.offsets.base import StoreLedger
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Parts")
 AnySink = TypeVar("AnySink", bound=Sink)
+_ORDERS: dict[str, Order] = {"exactly_once": "together", "at_most_once": "position_first"}
 
 
 def hiding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -325,25 +328,18 @@ class Parts:
 
     def context(self, sink: AnySink) -> CommitContext[AnySink]:
         """What a run commits with, into this sink."""
-        budget = self.settings.sink.max_rejects
+        budget, order = self.settings.sink.max_rejects, _ORDERS.get(self.settings.delivery)
         return CommitContext(
-            sink,
-            self.source,
-            self.expiring_decoder,
-            Budget(budget.share, budget.count),
-            self.store,
-            self._order,
-            self._interval,
-        )
+            sink, self.source, self.expiring_decoder, Budget(budget.share, budget.count),
+            self.store, order or "records_first", self._interval,
+        )  # fmt: skip
 
-    @property
-    def _order(self) -> Order:
-        """The order in which records and positions take effect."""
-        orders: dict[str, Order] = {
-            "exactly_once": "together",
-            "at_most_once": "position_first",
-        }
-        return orders.get(self.settings.delivery, "records_first")
+    def takeovers(self, ledger: OpenLedger[Sink], listener: Listener) -> Takeovers:
+        """What takes the positions of a run over."""
+        from oncely.runtimes.takeover import Takeovers
+
+        name, given = self.settings.name, self.settings.source
+        return Takeovers(ledger, self.source, name, given.start, given.on_gap, listener)
 
     @property
     def _interval(self) -> Interval | None:

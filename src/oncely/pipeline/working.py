@@ -21,7 +21,6 @@ from oncely.pipeline.running import Http, logged, probed, telling_the_end
 from oncely.pipeline.standby import OnFenced, work_when_alone
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
@@ -207,15 +206,7 @@ def _waits(given: FilterSettings) -> Waits:
 
 
 def _run_of(pipeline: Parts, listener: events.Listener) -> WorkerRun:
-    settings, context = pipeline.settings, pipeline.context(_sink_of(pipeline))
+    context = pipeline.context(_sink_of(pipeline))
     source = replace(pipeline.source)  # its readers are not shared between threads
     ledger = OpenLedger(replace(context, source=source))
-    takeovers = Takeovers(
-        ledger,
-        pipeline.source,
-        settings.name,
-        settings.source.start,
-        settings.source.on_gap,
-        listener,
-    )
-    return WorkerRun(ledger, takeovers, pipeline.row_transform)
+    return WorkerRun(ledger, pipeline.takeovers(ledger, listener), pipeline.row_transform)

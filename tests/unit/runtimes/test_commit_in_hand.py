@@ -24,7 +24,7 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.commit import Answer, CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Answer, Reading, commit_chunks
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit
@@ -77,8 +77,8 @@ def task(sink: Any, tables: Any) -> Iterator[object]:
     """A task that commits these records."""
     needs = frozenset({"value"})
     reading = Reading(GivenRecords(tables), Decoder(), Unchanged(), needs, Bounds(records=10))
-    plan = CommitPlan(together(sink), Fence("p", 1), Budget(), reading)
-    return answers(partial(commit_chunks, plan), SHARE, Attempt(0))
+    work = partial(commit_chunks, together(sink), Fence("p", 1), Budget(), reading)
+    return answers(work, SHARE, Attempt(0))
 
 
 def begin(hand: PipelinedCommit, sink: Any, chunk: Chunk) -> None:

@@ -18,8 +18,9 @@ from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, Unreada
 from oncely.kafka.source import Look, Watermarks
 from oncely.runtimes import goal
 from oncely.runtimes.batches import run as runs
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Takeovers
 from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -159,9 +160,14 @@ def made(
     on_gap: str = "fail",
     **more: Any,
 ) -> Any:
-    settings = RunSettings("p", "earliest", on_gap, trigger, limit, retries=2)
-    given: dict[str, Any] = {"jobs": InlineJobs(), "mirror": Quiet(), **more}
-    return BatchRun(source=source, batches=batches, settings=settings, **given)  # type: ignore[arg-type]
+    ledger: Any = batches
+    listener = more.pop("listener", lambda _: None)
+    takeovers = Takeovers(ledger, source, "p", "earliest", on_gap, listener)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"jobs": InlineJobs(), "mirror": Quiet(), "retries": 2, **more}
+    return BatchRun(
+        batches=ledger, takeovers=takeovers, trigger_seconds=trigger,
+        max_records_per_batch=limit, **given,
+    )  # fmt: skip
 
 
 def test_until_latest_ends_at_the_ends_of_the_start() -> None:

@@ -129,16 +129,6 @@ MEND = "correct decode or transform"
 
 
 @dataclass(frozen=True)
-class CommitPlan:
-    """The parameters of a task that commits."""
-
-    delivery: Delivery[CommitsChunks]
-    fence: Fence
-    budget: Budget
-    reading: Reading
-
-
-@dataclass(frozen=True)
 class RangePlan:
     """The parameters of a task that stages ranges.
 
@@ -190,14 +180,19 @@ def require_proved(answers: Iterable[Answer], ranges: Ranges) -> None:
 
 
 def commit_chunks(
-    plan: CommitPlan, share: Ranges, attempt: Attempt
+    delivery: Delivery[CommitsChunks],
+    fence: Fence,
+    budget: Budget,
+    reading: Reading,
+    share: Ranges,
+    attempt: Attempt,
 ) -> Generator[Answer, None, None]:
     """Commit the records of a share in chunks; yield the outcome of each range, then the proof."""
     # A second attempt decodes in forked children first, and a fork copies no thread.
-    with PipelinedCommit(plan.budget, overlap=not attempt.again) as hand:
-        for chunk in plan.reading.chunks(share, again=attempt.again):
+    with PipelinedCommit(budget, overlap=not attempt.again) as hand:
+        for chunk in reading.chunks(share, again=attempt.again):
             yield from map(Answer, hand.finish())
-            hand.begin(plan.delivery, plan.fence, chunk)
+            hand.begin(delivery, fence, chunk)
         yield from map(Answer, hand.finish())
     yield Answer(proved=share)
 
@@ -341,8 +336,8 @@ class PartitionCommit:
         del batch_id  # a partition commit is keyed by offsets only
         ledger, budget = self.ledger, self.ledger.budget
         reading = Reading.of(ledger.context, self.transform, self.bounds)
-        plan = CommitPlan(ledger.for_batch(ranges), ledger.fence, budget, reading)
-        answers, error = sort_out(self.jobs.run(partial(commit_chunks, plan), shares_of(ranges)))
+        task = partial(commit_chunks, ledger.for_batch(ranges), ledger.fence, budget, reading)
+        answers, error = sort_out(self.jobs.run(task, shares_of(ranges)))
         outcomes = [one.outcome for one in answers if one.outcome is not None]
         done = sum((one.counts for one in outcomes), NO_RECORDS)
         ledger.count(done)

@@ -49,6 +49,11 @@ class ShuffleBlock(NamedTuple):
     about: object = None
 
 
+Send: TypeAlias = Task[Share, Given | ShuffleBlock]
+Stage: TypeAlias = Task[Iterable[Any], Given]
+"""The tasks before and after a shuffle. The share of the second one is the packets of a bucket."""
+
+
 @dataclass(frozen=True)
 class Spent:
     """The last answer of a task: its seconds by phase."""
@@ -79,11 +84,7 @@ class Jobs(Protocol):
         """
 
     def shuffled(
-        self,
-        send: Task[Share, Given | ShuffleBlock],
-        shares: Sequence[Share],
-        stage: Task[Iterable[Any], Given],
-        buckets: int,
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
     ) -> list[Found[Given]]:
         """Run ``send`` for each share, then ``stage`` for each bucket, with the packets of all.
 
@@ -126,20 +127,11 @@ def sort_out(found: Iterable[Found[Given]]) -> tuple[list[Given], OncelyError | 
 
     The tasks' seconds are added to those of the caller.
     """
-    given: list[Given] = []
-    seconds: list[Seconds] = []
-    errors: list[OncelyError] = []
-    for one in found:
-        match one:
-            case Spent():
-                seconds.append(one.seconds)
-            case OncelyError():
-                errors.append(one)
-            case _:
-                given.append(one)
-    longest(seconds)
+    found = list(found)
+    errors = [one for one in found if isinstance(one, OncelyError)]
     worst = max(errors, key=lambda error: (error.exit_code == 3, not error.retryable), default=None)
-    return given, worst
+    longest(one.seconds for one in found if isinstance(one, Spent))
+    return [one for one in found if not isinstance(one, Spent | OncelyError)], worst
 
 
 def all_of(found: Iterable[Found[Given]]) -> list[Given]:

@@ -13,7 +13,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -23,16 +23,8 @@ from typing import Any
 
 from oncely.errors import Unavailable, WrongInput
 from oncely.pandas_import import without_pandas
-from oncely.runtimes.jobs.base import (
-    Attempt,
-    Found,
-    Given,
-    Share,
-    ShuffleBlock,
-    Task,
-    answers,
-    by_bucket,
-)
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.secrets import carried
 
 log = logging.getLogger(__name__)
@@ -161,14 +153,10 @@ class ProcessJobs:
         return failures[-1] if failures else None
 
     def shuffled(
-        self,
-        send: Task[Share, Given | ShuffleBlock],
-        shares: Sequence[Share],
-        stage: Task[Iterable[Any], Given],
-        buckets: int,
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
     ) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`. All packets pass through this process."""
-        passed, packets = by_bucket(self.run(send, shares), buckets)
+        passed, packets = base.by_bucket(self.run(send, shares), buckets)
         return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:
@@ -227,7 +215,7 @@ def _end_with_parent() -> None:
 
 
 def _answers(task: Task[Share, Given], item: tuple[Share, Attempt]) -> Iterator[Found[Given]]:
-    yield from answers(task, *item)
+    yield from base.answers(task, *item)
 
 
 def _pickled(work: Callable[[Any], Iterator[object]]) -> bytes:

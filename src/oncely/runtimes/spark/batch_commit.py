@@ -39,7 +39,6 @@ from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.jobs import SparkJobs, answered, collected, this_attempt
 from oncely.runtimes.spark.rows import (
     HeldRows,
-    StagePlan,
     arrow_schema,
     refuse_non_deterministic,
     spark_schema,
@@ -59,23 +58,6 @@ _ORIGIN = 5  # columns that tell where a row is from
 NO_TOMBSTONES = "a record without a value can't pass a Spark transform"
 
 
-@dataclass(frozen=True)
-class DecodePlan:
-    """The parameters of a decoding task.
-
-    Attributes:
-        source: the topics.
-        decoder: decodes the records.
-        needs: the columns of the records that the decoder reads.
-        shares: the ranges of each task.
-    """
-
-    source: KafkaSource
-    decoder: Decoder
-    needs: frozenset[str]
-    shares: Sequence[Ranges]
-
-
 def decoded_schema(schema: pa.Schema) -> pa.Schema:
     """The decoder's columns, all nullable, the origin of the record, and the reason of a reject."""
     fields = [field.with_nullable(True) for field in schema]
@@ -84,15 +66,21 @@ def decoded_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *(pa.field(*one) for one in more)])
 
 
-def decode_task(plan: DecodePlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode_task(
+    source: KafkaSource,
+    decoder: Decoder,
+    needs: frozenset[str],
+    shares: Sequence[Ranges],
+    numbers: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
     """One output row for each record of the task's share: its columns, or a reason and nulls."""
     settle()
-    schema = decoded_schema(plan.decoder.schema)
-    decode = isolating(plan.decoder, again=this_attempt().again)
-    with closing(plan.source):
+    schema = decoded_schema(decoder.schema)
+    decode = isolating(decoder, again=this_attempt().again)
+    with closing(source):
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for records in fetched(plan.source, plan.shares[number], plan.needs):
+                for records in fetched(source, shares[number], needs):
                     yield from _decoded(decode(records), records, schema)
 
 
@@ -157,10 +145,10 @@ class BatchCommit:
     def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
         """Decode once, separate rejects, transform, publish."""
         context, shares = self.ledger.context, shares_of(ranges)
-        plan = DecodePlan(context.source, context.decoder, context.needs, shares)
+        task = partial(decode_task, context.source, context.decoder, context.needs, shares)
         schema = spark_schema(decoded_schema(context.decoder.schema))
         numbers = self.jobs.session.range(0, len(shares), 1, len(shares))
-        decoded = numbers.mapInArrow(carried(partial(decode_task, plan)), schema)
+        decoded = numbers.mapInArrow(carried(task), schema)
         with phase("decode"):
             # A local checkpoint, not a cache: rejects are counted in one job and rows made in
             # another, and a block that is lost in between must fail the batch. Decoded again, a
@@ -182,7 +170,7 @@ class BatchCommit:
             return HeldRows.of(sink, frame).into(batch)
         refuse_non_deterministic(frame)
         sink.begin_batch()
-        task = partial(stage_rows, StagePlan(sink, self.ledger.fence, batch_id))
+        task = partial(stage_rows, sink, self.ledger.fence, batch_id)
         return replace(batch, staged=all_of(collected(answered(frame, task))))
 
     def _set_aside(

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely.errors import ConfigError, OncelyError, SchemaChanged, Unavailable, WrongInput
-from oncely.runtimes.jobs.base import Attempt, Found, Given, Share, ShuffleBlock, Task, answers
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, ShuffleBlock, Stage, Task
 from oncely.runtimes.spark import session as sessions
 from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
@@ -63,11 +64,7 @@ class SparkJobs:
         return found
 
     def shuffled(
-        self,
-        send: Task[Share, Given | ShuffleBlock],
-        shares: Sequence[Share],
-        stage: Task[Iterable[Any], Given],
-        buckets: int,
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
     ) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`. Packets pass through Spark's shuffle."""
         numbers = self.session.range(0, len(shares), 1, len(shares))
@@ -132,7 +129,7 @@ def collected(frame: DataFrame) -> list[Any]:
 
 def _answering(task: Task[Batches, object], batches: Batches) -> Batches:
     settle()
-    for one in answers(task, batches, this_attempt()):
+    for one in base.answers(task, batches, this_attempt()):
         values = zip(_row(one), _ROW, strict=True)
         arrays = [pa.array([value], field.type) for value, field in values]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ROW)
@@ -153,7 +150,7 @@ def _answers(
 ) -> Iterator[Found[Given]]:
     settle()
     for number in numbers:
-        yield from answers(task, shares[number], this_attempt())
+        yield from base.answers(task, shares[number], this_attempt())
 
 
 def _of_shares(
@@ -166,7 +163,7 @@ def _of_shares(
 
 
 def _of_packets(
-    task: Task[Iterable[Any], Given], batches: Batches, attempt: Attempt
+    task: Stage[Given], batches: Batches, attempt: Attempt
 ) -> Generator[Given | OncelyError | bytes, None, None]:
     """After the shuffle: the answers of this task, and of those that have sent."""
     passed: list[bytes] = []
