@@ -18,7 +18,7 @@ from pydantic import (
 from oncely.config import urls
 from oncely.config.base import Section, Table, file_name, filled, invalid, quoted, shown
 from oncely.config.source import broker_list
-from oncely.stores.offsets.sql import DEFAULT_TABLE
+from oncely.stores.offsets.base import SQL_TABLE
 from oncely.stores.sql.connection import TableName
 
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
@@ -109,7 +109,7 @@ class SqlOffsets(Section):
 
     store: Literal["sql"]
     url: SecretStr
-    table: Table = DEFAULT_TABLE
+    table: Table = SQL_TABLE
 
     @property
     def url_for_display(self) -> str:
