@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from oncely.artifacts import cache_directory
-from oncely.config import FilesSinkSettings
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.files.schemas import resolved, wanted_schema
 from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.lake import avro_file, parquet_file
 from oncely.lake.conform import Rounding
 from oncely.lake.partitions import PartitionColumn, parse_partition_by

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 import pyarrow as pa
 
-from oncely.config import DeltaSinkSettings, SqlSinkSettings
 from oncely.core.digest import Kind
 from oncely.errors import ConfigError
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.table import SOURCE_COLUMNS
 
 _KEPT = {b"oncely": b"keep_source"}

@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError, TableMismatch
 from oncely.kafka import topics
@@ -26,7 +26,9 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_ledger import TopicLedger
 from oncely.stores.topic.cluster import Connect, PipelineTopics

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from oncely.cli import screen
 from oncely.cli.app import app
 from oncely.cli.opened import STDIN, opened
-from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, WrongInput
+from oncely.kinds.sql.settings import SqlSinkSettings
 from tests.conftest import repository
 
 PIPELINE = (

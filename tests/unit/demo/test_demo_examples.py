@@ -8,8 +8,9 @@ import pytest
 
 from demo import lake
 from demo.job import ROOT
-from oncely.config import FilesSinkSettings, load
+from oncely.config import load
 from oncely.files.vacuum import SLACK
+from oncely.kinds.files.settings import FilesSinkSettings
 
 GIVEN = {
     **{"FLIGHTS_BROKERS": "broker:9092", "EVENTS_BROKERS": "broker:9092"},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.kafka.kind import BOTH_DELETED
 from oncely.kinds.kind import Kind, Parts, Texts
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -31,6 +34,8 @@ def one_folder(parts: Parts, beside: bool) -> str:
 
 KIND = Kind(
     name="files",
+    rank=3,
+    settings=FilesSinkSettings,
     destination=_destination,
     require=lambda _: require("files", "sink.kind", "files"),
     dead_letters=lambda sink: f"topic {sink.rejects}",

@@ -10,7 +10,6 @@ from typing import Literal
 
 import pyarrow as pa
 
-from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
@@ -22,6 +21,7 @@ from oncely.kinds.kafka.change import (
     replay_into_topics,
 )
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
 

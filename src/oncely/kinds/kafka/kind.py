@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
-from oncely.kinds.destination import Destination
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kind import Kind, Parts, Texts
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 BOTH_DELETED = (
     "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
@@ -28,6 +30,8 @@ def _ledger_key(sink: KafkaSinkSettings) -> str:
 
 KIND = Kind(
     name="kafka",
+    rank=2,
+    settings=KafkaSinkSettings,
     destination=_destination,
     require=lambda _: None,
     dead_letters=lambda sink: f"topic {sink.rejects}",

@@ -15,12 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.config import DeltaSinkSettings, PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
 from oncely.kinds.base import Discard
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.destination import (
     Check,
     Connections,
@@ -33,6 +34,7 @@ from oncely.kinds.destination import (
 from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
 from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
 from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 from oncely.stores.sql.connection import Connect, Connection, brief_session
