@@ -21,7 +21,7 @@ from oncely.config.base import (
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.sink import SinkSettings
 from oncely.errors import ConfigError
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.partitions import parse_partition_by
 from oncely.stores.objects.store import S3Options, Store
 
 _RECORDS_A_FLUSH = 5_000_000

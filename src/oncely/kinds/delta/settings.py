@@ -11,7 +11,7 @@ from oncely.config.base import Problem, all_invalid, as_tuple
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.root import RootSettings, partition_columns
 from oncely.config.sink import key_problems, upsert_problems
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.partitions import parse_partition_by
 
 _LONGEST = 86_400  # seconds: well below the retention of a table's VACUUM, a week by default
 

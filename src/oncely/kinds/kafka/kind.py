@@ -6,15 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
-
-BOTH_DELETED = (
-    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
-    "is left: the pipeline begins again"
-)
 
 
 def _destination(parts: Parts) -> Destination:
