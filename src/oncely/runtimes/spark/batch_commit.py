@@ -312,11 +312,7 @@ def row_task(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 
 def _lines(
-    rows: pa.Table,
-    records: pa.Table,
-    index: np.ndarray,
-    deletes: bool,
-    schema: pa.Schema,
+    rows: pa.Table, records: pa.Table, index: np.ndarray, deletes: bool, schema: pa.Schema
 ) -> pa.Table:
     own = records.take(pa.array(index, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))
