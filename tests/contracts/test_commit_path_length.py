@@ -27,7 +27,8 @@ from oncely.kafka.sender import Producer
 from oncely.kinds.base import PacksRows
 from oncely.kinds.files.compact import compact
 from oncely.kinds.handlers.sink import HandlersSink
-from oncely.kinds.sql.change import SqlReplay, discard_letters
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
 from oncely.runtimes.batches.commit import Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
@@ -226,7 +227,7 @@ def test_a_replay_into_a_table(place: Place) -> None:
 def test_a_discard(place: Place) -> None:
     sink, fence = ready(sink_to(place, connect=sql(crossed := Crossed())))
     commit_all(sink, at_t0(0, bad(0, 1)), fence)
-    pipeline = pipeline_of(partial(discard_letters, sink))
+    pipeline = pipeline_of(partial(discard_letters, sink.ledger))
     assert discard(pipeline, RejectFilter(), execute=True).total == 2
     in_the_table("a discard of dead letters in SQL", crossed)
 

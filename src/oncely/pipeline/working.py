@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
@@ -17,11 +16,10 @@ from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.result import RunResult
-from oncely.pipeline.running import Http, logged, probed, telling_the_end
-from oncely.pipeline.standby import OnFenced, work_when_alone
+from oncely.pipeline.running import RunOptions, observed
+from oncely.pipeline.standby import work_when_alone
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member
@@ -34,25 +32,10 @@ if TYPE_CHECKING:
 _AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges beyond a position
 
 
-def work(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    path: str | Path | None = None,
-    http: Http | None = None,
-    on_fenced: OnFenced = "end",
-) -> RunResult:
+def work(pipeline: Parts, given: RunOptions) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
-    name, group = pipeline.settings.name, pipeline.settings.worker_group
-    with (
-        logged(pipeline, path, listener) as told,
-        probed(pipeline, http, told, group) as heard,
-        traced(name, group, heard, spans=pipeline.kind.spans) as observed,
-    ):
-        return telling_the_end(
-            observed, lambda heard: _started(pipeline, until, stop, heard, on_fenced)
-        )
+    group, spans = pipeline.settings.worker_group, pipeline.kind.spans
+    return observed(pipeline, given, group, _started, spans=spans)
 
 
 def refuse_unfit(pipeline: Parts) -> None:
@@ -95,38 +78,27 @@ def _refuse_group(pipeline: Parts) -> None:
         )
 
 
-def _started(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    on_fenced: OnFenced,
-) -> bool:
+def _started(pipeline: Parts, given: RunOptions) -> bool:
     refuse_unfit(pipeline)
     with at_start():
         pipeline.preflight()
-    once = partial(pipeline.with_newest_schema, partial(_work, pipeline, until, stop, listener))
-    if on_fenced == "wait":
-        return work_when_alone(pipeline, once, stop, listener)
+    once = partial(pipeline.with_newest_schema, partial(_work, pipeline, given))
+    if given.on_fenced == "wait":
+        return work_when_alone(pipeline, once, given.stop, given.listener)
     return once()
 
 
-def _work(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-) -> bool:
+def _work(pipeline: Parts, given: RunOptions) -> bool:
     """Be a member of the group until stopped, fenced, or done."""
-    run = _run_of(pipeline, listener)
-    source, given = pipeline.source, pipeline.settings.worker
+    run = _run_of(pipeline, given.listener)
+    source, worker, context = pipeline.source, pipeline.settings.worker, run.ledger.context
     membership = Membership(
-        pipeline.settings.worker_group, given.protocol, given.instance, given.session_timeout,
-        polled_bytes=given.buffer // 8, marks=not isinstance(run.ledger.context.sink, SendsOffsets),
+        pipeline.settings.worker_group, worker.protocol, worker.instance, worker.session_timeout,
+        polled_bytes=worker.buffer // 8, marks=not isinstance(context.sink, SendsOffsets),
     )  # fmt: skip
-    records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
+    records = min(worker.max_records, _AHEAD) if run.by_key else worker.max_records
     waits = _waits(pipeline.settings.filter)
-    needs = run.ledger.context.needs | ({"timestamp"} if waits else set())
+    needs = context.needs | ({"timestamp"} if waits else set())
     member = Member(
         run,
         lambda rebalances: _joined(
@@ -141,19 +113,19 @@ def _work(
             ),
         ),
         # A second commit is decoded while one is in hand.
-        limits=Limits(records, bytes=given.buffer // 8, buffered_bytes=given.buffer // 2),
-        revoke_seconds=given.revoke_timeout,
-        restarts=given.on_rebalance == "restart",
-        patience=given.patience,
-        stop=stop,
-        listener=listener,
+        limits=Limits(records, bytes=worker.buffer // 8, buffered_bytes=worker.buffer // 2),
+        revoke_seconds=worker.revoke_timeout,
+        restarts=worker.on_rebalance == "restart",
+        patience=worker.patience,
+        stop=given.stop,
+        listener=given.listener,
         gates=Gates(waits),
     )
     try:
-        if not _begun(run, stop):
+        if not _begun(run, given.stop):
             return False
         goal = None
-        if until == "latest":
+        if given.until == "latest":
             goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
         done = member.work(goal)
         run.ledger.finish()
