@@ -263,10 +263,7 @@ def records_of(found: Sequence[Reject]) -> pa.Table:
 
 
 def dead_letters(
-    source: KafkaSource,
-    records: pa.Table,
-    origins: Sequence[Origin],
-    why: Sequence[Rejection],
+    source: KafkaSource, records: pa.Table, origins: Sequence[Origin], why: Sequence[Rejection]
 ) -> list[Reject]:
     """A reject for each origin: the value from its columns, the rest from the broker."""
     wanted: dict[TopicPartition, list[int]] = {}

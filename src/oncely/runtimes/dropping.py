@@ -54,9 +54,7 @@ class Condition:
             self._kept.output(pa.schema(columns))
         except ConfigError as error:
             raise ConfigError(
-                "filter.drop",
-                error.problem,
-                way_out=f"one condition on {', '.join(_COLUMNS)}",
+                "filter.drop", error.problem, way_out=f"one condition on {', '.join(_COLUMNS)}"
             ) from None
 
     def apply(self, records: pa.Table) -> tuple[IntArray, list[Rejection]]:
