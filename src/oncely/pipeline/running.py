@@ -29,7 +29,7 @@ from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
 from oncely.prometheus import CONTENT_TYPE
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.jobs.processes import ProcessJobs, prepare
@@ -355,7 +355,6 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
 
 
 def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
-    settings = pipeline.settings
     batches = None
     try:
         batches = pipeline.batches(jobs)
@@ -363,19 +362,13 @@ def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
             # Its columns were not known before.
             pipeline.destination.check(pipeline.row_schema(jobs.session))
         return BatchRun(
-            jobs=jobs,
-            source=pipeline.source,
-            batches=batches,
-            settings=RunSettings(
-                name=settings.name,
-                start=settings.source.start,
-                on_gap=settings.source.on_gap,
-                trigger_seconds=settings.trigger_seconds,
-                max_records_per_batch=settings.max_records_per_batch,
-            ),
-            mirror=Mirror(pipeline.source, pipeline.mirror_group),
-            stop=given.stop,
-            listener=given.listener,
+            jobs,
+            batches,
+            pipeline.takeovers(batches.ledger, given.listener),
+            Mirror(pipeline.source, pipeline.mirror_group),
+            pipeline.settings.trigger_seconds,
+            pipeline.settings.max_records_per_batch,
+            given.stop,
         ).run(until_latest=given.until == "latest")
     except OncelyError:
         raise
@@ -383,7 +376,7 @@ def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
         raise meaning(error) from error
     finally:
         if batches is not None:
-            batches.close()
+            batches.ledger.close()
 
 
 def meaning(error: Exception) -> Exception:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
+from oncely.commit.run import OpenLedger
 from oncely.config import FilterSettings
 from oncely.core import events
 from oncely.errors import ConfigError
@@ -90,14 +91,14 @@ def _started(pipeline: Parts, given: RunOptions) -> bool:
 def _work(pipeline: Parts, given: RunOptions) -> bool:
     """Be a member of the group until stopped, fenced, or done."""
     run = _run_of(pipeline, given.listener)
-    source, worker = pipeline.source, pipeline.settings.worker
+    source, worker, context = pipeline.source, pipeline.settings.worker, run.ledger.context
     membership = Membership(
         pipeline.settings.worker_group, worker.protocol, worker.instance, worker.session_timeout,
-        polled_bytes=worker.buffer // 8, marks=not isinstance(run.sink, SendsOffsets),
+        polled_bytes=worker.buffer // 8, marks=not isinstance(context.sink, SendsOffsets),
     )  # fmt: skip
     records = min(worker.max_records, _AHEAD) if run.by_key else worker.max_records
     waits = _waits(pipeline.settings.filter)
-    needs = run.needs | ({"timestamp"} if waits else set())
+    needs = context.needs | ({"timestamp"} if waits else set())
     member = Member(
         run,
         lambda rebalances: _joined(
@@ -127,16 +128,17 @@ def _work(pipeline: Parts, given: RunOptions) -> bool:
         if given.until == "latest":
             goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
         done = member.work(goal)
-        run.finish()
+        run.ledger.finish()
         return done
     finally:
-        run.close()
+        run.ledger.close()
 
 
 def _begun(run: WorkerRun, stop: StopSignal) -> bool:
     """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
     is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
-    seconds = run.sink.hidden_seconds if isinstance(run.sink, SendsOffsets) else 0.0
+    sink = run.ledger.context.sink
+    seconds = sink.hidden_seconds if isinstance(sink, SendsOffsets) else 0.0
     for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
         if stop.draining:
             return False
@@ -147,16 +149,17 @@ def _begun(run: WorkerRun, stop: StopSignal) -> bool:
 
 def _named(membership: Membership, run: WorkerRun) -> Membership:
     """With a client id that says where it writes, by the ledger that the run has opened."""
-    ledger: Any = run.sink.ledger
-    given = "client.id" in run.kafka.kafka
-    name = None if given else worker_id(run.name, ledger.identity())
+    ledger: Any = run.ledger.context.ledger
+    given = "client.id" in run.takeovers.source.kafka
+    name = None if given else worker_id(run.takeovers.name, ledger.identity())
     return replace(membership, client=name)
 
 
 def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
     """Offsets in a transaction name the member that sends them."""
-    if isinstance(run.sink, SendsOffsets):
-        run.sink.joined(group.metadata)
+    sink = run.ledger.context.sink
+    if isinstance(sink, SendsOffsets):
+        sink.joined(group.metadata)
     return group
 
 
@@ -175,18 +178,7 @@ def _waits(given: FilterSettings) -> Waits:
 
 
 def _run_of(pipeline: Parts, listener: events.Listener) -> WorkerRun:
-    settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
-    return WorkerRun(
-        sink=_sink_of(pipeline),
-        source=replace(pipeline.source),  # its readers are not shared between threads
-        decoder=pipeline.expiring_decoder,
-        transform=pipeline.row_transform,
-        topics=tuple(settings.source.topics),
-        max_rejects_share=budget.share,
-        max_rejects_count=budget.count,
-        name=settings.name,
-        kafka=pipeline.source,
-        start=settings.source.start,
-        on_gap=settings.source.on_gap,
-        listener=listener,
-    )
+    context = pipeline.context(_sink_of(pipeline))
+    source = replace(pipeline.source)  # its readers are not shared between threads
+    ledger = OpenLedger(replace(context, source=source))
+    return WorkerRun(ledger, pipeline.takeovers(ledger, listener), pipeline.row_transform)
