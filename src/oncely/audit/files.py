@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ from oncely.audit.stored.log import Topics
 from oncely.audit.stored.manifest import Manifest, NamedFile, read_manifest
 from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
-from oncely.config import FilesSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
@@ -200,15 +200,14 @@ class FilesEvidence(OfLedger):
         )
 
 
-def open_files(
-    settings: PipelineSettings, sink: FilesSinkSettings, *, download: bool = False
-) -> FilesEvidence:
+def open_files(settings: PipelineSettings, *, download: bool = False) -> FilesEvidence:
     """A snapshot of a files sink.
 
     Raises:
         SourceMismatch: the pipeline never ran.
         Unavailable: cluster or store do not answer.
     """
+    sink: Any = settings.sink
     source, store = settings.source, sink.store
     topics = Topics(source.brokers, source.kafka_properties())
 

@@ -30,7 +30,7 @@ from oncely.audit.scan import Scanned, ScannedRows
 from oncely.audit.stored.log import Ends, Topics
 from oncely.audit.stored.topic_ledger import TopicLedger, read_ledger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
-from oncely.config import KafkaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
@@ -184,7 +184,7 @@ class KafkaGroup(_Kept):
             yield Rows(batch.column("digest").to_numpy(), _places(batch, self.topic))
 
 
-def open_kafka(settings: PipelineSettings, sink: KafkaSinkSettings) -> KafkaOffsets | KafkaGroup:
+def open_kafka(settings: PipelineSettings) -> KafkaOffsets | KafkaGroup:
     """A snapshot of an output topic.
 
     Raises:
@@ -192,6 +192,7 @@ def open_kafka(settings: PipelineSettings, sink: KafkaSinkSettings) -> KafkaOffs
         SourceMismatch: the pipeline never ran.
         Unavailable: no answer; or without headers, the pipeline commits all the time.
     """
+    sink: Any = settings.sink
     if sink.topic is None:
         raise ConfigError(
             "sink.topic_column",
