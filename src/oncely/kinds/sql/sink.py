@@ -8,7 +8,8 @@ while it writes them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from oncely.stores.sql.connection import (
     connect,
 )
 from oncely.stores.sql.ledger import SqlLedger
-from oncely.stores.sql.takeover import require_ledger
+from oncely.stores.sql.takeover import check_known_table, require_ledger
 
 _PREPARED = "sql"
 
@@ -82,24 +83,32 @@ class SqlSink:
 
     def prepare(self) -> None:
         """Create missing tables, if permitted."""
+        with self._setup() as setup:
+            self._prepare(setup)
+
+    @contextmanager
+    def _setup(self) -> Iterator[Connection]:
         if self.create:
             self.dialect.create_database()
         with brief_session(self.dialect, "open", self.connect) as setup:
-            if self.create:
-                create_tables(setup, self.ledger.tables, self.wanted)
-            else:
-                require_ledger(setup, self.ledger.tables)
-            inspect(self.dialect, setup, self.wanted)
+            yield setup
+
+    def _prepare(self, setup: Connection) -> None:
+        if self.create:
+            create_tables(setup, self.ledger.tables, self.wanted)
+        else:
+            require_ledger(setup, self.ledger.tables)
+        inspect(self.dialect, setup, self.wanted)
 
     def open(self, takeover: Takeover) -> Opened:
         """Create missing tables and take over the ledger; a reset does not check the table."""
-        if takeover.reset is None:
-            if self.create:
-                self.dialect.create_database()
+        if takeover.reset is not None:
+            return self.ledger.open(takeover)
+        with self._setup() as setup:
             # Before anything is created; repeated under the pipeline's lock.
-            self.ledger.check_table()
-            self.prepare()
-        return self.ledger.open(takeover)
+            check_known_table(setup, self.ledger.tables)
+            self._prepare(setup)
+            return self.ledger.take_over(setup, takeover)
 
     def close(self) -> None:
         """Does nothing: sessions end with their process, or in a takeover."""

@@ -39,7 +39,6 @@ from oncely.stores.sql.dead_letters import DeadLetters
 from oncely.stores.sql.history import History
 from oncely.stores.sql.statements import LedgerStatements, Registered
 from oncely.stores.sql.tables import LedgerTables
-from oncely.stores.sql.takeover import check_known_table
 
 _HISTORY_KEPT = 1_000  # ranges of a partition
 _HISTORY_JOINED_FROM = 1_500  # so that not every batch pays for it
@@ -114,18 +113,22 @@ class SqlLedger:
         """
         if self.create:
             self.dialect.create_database()
-        reset = takeover.reset
-        opener = takeovers.Opener(
-            self.run, takeover.expected, None if reset else self.target,
-            takeover.partitions, takeover.since,
-        )  # fmt: skip
-        with brief_session(self.dialect, "reset" if reset else "open", self.connect) as setup:
+        purpose = "open" if takeover.reset is None else "reset"
+        with brief_session(self.dialect, purpose, self.connect) as setup:
             if self.create:
                 takeovers.create_ledger(setup, self.tables)
             else:
                 takeovers.require_ledger(setup, self.tables)
-            fence = takeovers.take_epoch(setup, self.tables, takeover.source, opener)
-            return takeovers.take_positions(setup, self.tables, fence, opener, takeover)
+            return self.take_over(setup, takeover)
+
+    def take_over(self, setup: Connection, takeover: Takeover) -> Opened:
+        """As :meth:`open`, in a session, where the ledger's tables exist."""
+        opener = takeovers.Opener(
+            self.run, takeover.expected, self.target if takeover.reset is None else None,
+            takeover.partitions, takeover.since,
+        )  # fmt: skip
+        fence = takeovers.take_epoch(setup, self.tables, takeover.source, opener)
+        return takeovers.take_positions(setup, self.tables, fence, opener, takeover)
 
     def positions(
         self, fence: Fence, of: Collection[TopicPartition] = (), *, settled: bool = False
@@ -259,15 +262,6 @@ class SqlLedger:
             raise PositionMoved(str(partition))
 
     # -- beside the port -----------------------------------------------------------------------
-
-    def check_table(self) -> None:
-        """Refuse another table than that of the positions; nothing is created.
-
-        Raises:
-            TableMismatch: the table was dropped, recreated or renamed, or is not durable.
-        """
-        with brief_session(self.dialect, "open", self.connect) as look:
-            check_known_table(look, self.tables)
 
     def registered(self) -> Registered:
         """The pipeline's row, read now.

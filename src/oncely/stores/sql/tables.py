@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import NewerFormat, OlderFormat
-from oncely.stores.sql.connection import Connection, Dialect, TableName
+from oncely.stores.sql.connection import Connection, Dialect, TableFacts, TableName
 
 PIPELINES = "oncely_pipelines"
 POSITIONS = "oncely_positions"
@@ -162,7 +162,7 @@ class LedgerTables:
         Raises:
             NewerFormat, OlderFormat: another version has written the pipeline's ledger.
         """
-        return all(self._found(connection).values())
+        return not self._absent(connection)
 
     def missing(self, connection: Connection) -> list[str]:
         """The statements that create missing tables, and indexes on them.
@@ -170,12 +170,15 @@ class LedgerTables:
         Raises:
             NewerFormat, OlderFormat: another version has written the pipeline's ledger.
         """
-        there = self._found(connection)
-        if all(there.values()):
+        absent = self._absent(connection)
+        if not absent:
             return []
-        tables = [one for table, one in _CREATES.items() if not there[table]]
+        tables = [one for table, one in _CREATES.items() if table in absent]
         others = [one for one in _DDL if one not in _CREATES.values()]
         return [self.dialect.translate(self.sql(one)) for one in (*tables, *others)]
+
+    def _absent(self, connection: Connection) -> set[str]:
+        return {name for name, one in self.facts(connection).items() if one.identity is None}
 
     def require_known(self, version: int) -> None:
         """Refuse the version of a pipeline's row unless it is :data:`VERSION`.
@@ -192,12 +195,15 @@ class LedgerTables:
     def _what(self) -> str:
         return f"the ledger of pipeline {self.pipeline!r} in {self.dialect.endpoint}"
 
-    def _found(self, connection: Connection) -> dict[str, bool]:
-        """By table, if it exists; the version of the pipeline's row is compared."""
+    def facts(self, connection: Connection) -> dict[str, TableFacts]:
+        """What the database tells of each table; the version of the pipeline's row is compared.
+
+        Raises:
+            NewerFormat, OlderFormat: another version has written the pipeline's ledger.
+        """
         ours = [self.beside.sibling(table) for table in TABLES]
-        facts = self.dialect.facts(connection, ours)
-        there = {table: one.identity is not None for table, one in zip(TABLES, facts, strict=True)}
-        if there[PIPELINES]:
+        facts = dict(zip(TABLES, self.dialect.facts(connection, ours), strict=True))
+        if facts[PIPELINES].identity is not None:
             columns = self.dialect.columns(connection, self.beside.sibling(PIPELINES))
             if "schema_version" not in {one.name for one in columns}:
                 raise OlderFormat(self._what)
@@ -207,7 +213,7 @@ class LedgerTables:
             )
             for (version,) in rows:
                 self.require_known(version)
-        return there
+        return facts
 
 
 WINDOW = timedelta(minutes=5)

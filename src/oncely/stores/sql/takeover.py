@@ -60,7 +60,7 @@ from oncely.stores.sql.connection import (
 from oncely.stores.sql.dead_letters import DeadLetters
 from oncely.stores.sql.history import History
 from oncely.stores.sql.statements import LedgerStatements, Registered
-from oncely.stores.sql.tables import POSITIONS, TABLES, LedgerTables
+from oncely.stores.sql.tables import POSITIONS, LedgerTables
 
 _ANY = ""
 """The identity that a reset stores for a missing table: the next table is accepted, or created."""
@@ -81,18 +81,19 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
             ledger.
         NewerFormat, OlderFormat: another version has written the pipeline's ledger.
     """
-    if tables.exists(connection):
-        ours = [tables.beside.sibling(name) for name in TABLES]
-        for table, facts in zip(ours, tables.dialect.facts(connection, ours), strict=True):
-            require_fit(facts)
-            if facts.relation.is_secured:
-                raise TableMismatch(
-                    f"sink.table: row-level security of {table} applies to the role in sink.url: it"
-                    " could hide the positions",
-                    way_out="use a role with BYPASSRLS, or disable it for the tables oncely_*",
-                )
-        ledger = LedgerStatements(tables)
-        check_same_table(connection, ledger, ledger.registered(connection))
+    facts = tables.facts(connection)
+    if any(one.identity is None for one in facts.values()):
+        return
+    for table, one in facts.items():
+        require_fit(one)
+        if one.relation.is_secured:
+            raise TableMismatch(
+                f"sink.table: row-level security of {tables.beside.sibling(table)} applies to the"
+                " role in sink.url: it could hide the positions",
+                way_out="use a role with BYPASSRLS, or disable it for the tables oncely_*",
+            )
+    ledger = LedgerStatements(tables)
+    check_same_table(connection, ledger, ledger.registered(connection))
 
 
 def require_fit(table: TableFacts) -> None:
