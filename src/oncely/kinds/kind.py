@@ -106,6 +106,8 @@ class Kind:
         has_json: its columns may have a type for JSON.
         replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
             positions are.
+        calls_handlers: functions of a :class:`oncely.Worker` write, not this package.
+        lists_files: a topic lists the files of its table, which :mod:`oncely.files` reads.
     """
 
     name: str
@@ -123,6 +125,8 @@ class Kind:
     spans: bool = True
     has_json: bool = False
     replays_beside_store: bool = False
+    calls_handlers: bool = False
+    lists_files: bool = False
 
     @property
     def works(self) -> bool:

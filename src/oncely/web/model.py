@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.config import FilesSinkSettings
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
@@ -351,7 +350,7 @@ def detail(subject: Subject, before: Detail | None = None) -> Detail:
         "history": tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
         "letters": tried(pipeline, lambda: _letters(pipeline)),
     }
-    if isinstance(pipeline.settings.sink, FilesSinkSettings):
+    if pipeline.kind.lists_files:
         parts["files"] = tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
     problems = tuple(dict.fromkeys(one for one in parts.values() if isinstance(one, Problem)))
     known = {name: one for name, one in parts.items() if not isinstance(one, Problem)}

@@ -52,4 +52,5 @@ KIND = Kind(
     ledger="source",
     ledger_key=lambda _: "source.brokers",
     silent_after=(Unavailable,),
+    lists_files=True,
 )
