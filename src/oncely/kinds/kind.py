@@ -16,6 +16,7 @@ from oncely.config import PipelineSettings
 from oncely.errors import OncelyError
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.destination import Destination
+from oncely.kinds.trial import Trial
 from oncely.stores.delta import DeltaConnect
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.sql.connection import Connect
@@ -87,6 +88,7 @@ class Kind:
 
     Attributes:
         name: the value of ``sink.kind``.
+        rank: its place among the kinds, where all are listed; the lowest is the first.
         destination: makes the destination of a pipeline.
         require: refuses ``[sink]`` if a package is not installed; asks no server.
         dead_letters: the place of dead letters by ``[sink]``, for texts.
@@ -108,9 +110,11 @@ class Kind:
             positions are.
         calls_handlers: functions of a :class:`oncely.Worker` write, not this package.
         lists_files: a topic lists the files of its table, which :mod:`oncely.files` reads.
+        trial: how ``oncely semantics`` kills its pipelines; None: it does not.
     """
 
     name: str
+    rank: int
     destination: Callable[[Parts], Destination]
     require: Callable[[Any], None]
     dead_letters: Callable[[Any], str]
@@ -127,6 +131,7 @@ class Kind:
     replays_beside_store: bool = False
     calls_handlers: bool = False
     lists_files: bool = False
+    trial: Callable[[], Trial] | None = None
 
     @property
     def works(self) -> bool:
@@ -145,3 +150,9 @@ def kind_of(name: str) -> Kind:
     (found,) = own or entry_points(group=_GROUP, name=name)
     kind: Kind = found.load()
     return kind
+
+
+def kinds() -> tuple[Kind, ...]:
+    """Every kind that is installed, in the order in which they are listed."""
+    names = {one.name for one in entry_points(group=_GROUP)}
+    return tuple(sorted(map(kind_of, names), key=lambda kind: kind.rank))

@@ -9,6 +9,7 @@ from oncely.kinds.destination import Destination
 from oncely.kinds.files.kind import one_folder
 from oncely.kinds.kind import Kind, Parts, Texts
 from oncely.kinds.sql.kind import again
+from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -18,8 +19,15 @@ def _destination(parts: Parts) -> Destination:
     return DeltaDestination(parts.settings, sink, parts.files_connect, parts.delta_connect)
 
 
+def _trial() -> Trial:
+    from oncely.kinds.delta.trial import TRIAL
+
+    return TRIAL
+
+
 KIND = Kind(
     name="delta",
+    rank=4,
     destination=_destination,
     require=lambda _: require("delta", "sink.kind", "delta"),
     dead_letters=lambda _: "_oncely/ below the table's root",
@@ -39,4 +47,5 @@ KIND = Kind(
     ),
     commits="ranges",
     replays_beside_store=True,
+    trial=_trial,
 )

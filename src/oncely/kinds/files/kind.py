@@ -9,6 +9,7 @@ from oncely.extras import require
 from oncely.kinds.destination import Destination
 from oncely.kinds.kafka.kind import BOTH_DELETED
 from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -29,8 +30,15 @@ def one_folder(parts: Parts, beside: bool) -> str:
     return "not checked: sink.url must be one folder that all machines of the cluster share"
 
 
+def _trial() -> Trial:
+    from oncely.kinds.files.trial import TRIAL
+
+    return TRIAL
+
+
 KIND = Kind(
     name="files",
+    rank=3,
     destination=_destination,
     require=lambda _: require("files", "sink.kind", "files"),
     dead_letters=lambda sink: f"topic {sink.rejects}",
@@ -53,4 +61,5 @@ KIND = Kind(
     ledger_key=lambda _: "source.brokers",
     silent_after=(Unavailable,),
     lists_files=True,
+    trial=_trial,
 )

@@ -32,6 +32,7 @@ def _unchecked(parts: Parts, beside: bool) -> str:
 
 KIND = Kind(
     name="handlers",
+    rank=5,
     destination=_destination,
     require=lambda _: require("sql", "sink.url", "PostgreSQL"),
     dead_letters=lambda _: "oncely_rejects",

@@ -8,6 +8,7 @@ from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.trial import Trial
 
 BOTH_DELETED = (
     "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
@@ -26,8 +27,15 @@ def _ledger_key(sink: KafkaSinkSettings) -> str:
     return "source.brokers" if sink.brokers is None else "sink.brokers"
 
 
+def _trial() -> Trial:
+    from oncely.kinds.kafka.trial import TRIAL
+
+    return TRIAL
+
+
 KIND = Kind(
     name="kafka",
+    rank=2,
     destination=_destination,
     require=lambda _: None,
     dead_letters=lambda sink: f"topic {sink.rejects}",
@@ -52,4 +60,5 @@ KIND = Kind(
     ledger_key=_ledger_key,
     silent_after=(Unavailable,),
     group_is_ledger=True,
+    trial=_trial,
 )

@@ -9,6 +9,7 @@ from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.trial import Trial
 
 RESTORED = (
     "a database that is restored to an earlier state is restored with its positions: what"
@@ -47,8 +48,15 @@ def _unchecked(parts: Parts, beside: bool) -> str:
     )
 
 
+def _trial() -> Trial:
+    from oncely.kinds.sql.trial import TRIAL
+
+    return TRIAL
+
+
 KIND = Kind(
     name="sql",
+    rank=1,
     destination=_destination,
     require=_require,
     dead_letters=lambda _: "oncely_rejects",
@@ -69,4 +77,5 @@ KIND = Kind(
     silent_after=(Unavailable, ConfigError),
     has_json=True,
     replays_beside_store=True,
+    trial=_trial,
 )
