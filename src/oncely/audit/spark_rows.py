@@ -29,7 +29,7 @@ from oncely.config import PipelineSettings
 from oncely.core.digest import kind_of
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError
-from oncely.stores.sql.connection import brief_session, connect
+from oncely.stores.sql.connection import brief_session, connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def database(sink: Any) -> Dataset | None:
     more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     with brief_session(dialect, "audit", connect) as look:
-        table = dialect.facts(look, [sink.table])[0].relation.rows.replace("%%", "%")
+        table = plain(dialect.facts(look, [sink.table])[0].relation.rows)
     options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
     login = {"user": to.username, "password": to.password}
     return Dataset(

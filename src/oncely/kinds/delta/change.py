@@ -53,13 +53,13 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.conform import conform
 from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.files.form import FilesTask
 from oncely.kinds.sql.form import with_source, with_tombstones
 from oncely.kinds.sql.table import SOURCE_COLUMNS
-from oncely.lake.conform import conform
+from oncely.kinds.staged_files import FilesTask
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
@@ -92,12 +92,14 @@ class DeltaRewrites:
             return
         if table.metadata().configuration.get("delta.appendOnly") == "true":
             raise WrongInput(
-                "sink.url: delta.appendOnly is set, and a repair removes rows",
+                "delta.appendOnly is set, and a repair removes rows",
+                key="sink.url",
                 way_out="unset the property for the repair",
             )
         if "deletionVectors" in (table.protocol().writer_features or ()):
             raise WrongInput(
-                "sink.url: the table has deletion vectors, which a rewrite would lose",
+                "the table has deletion vectors, which a rewrite would lose",
+                key="sink.url",
                 way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
             )
 
@@ -416,7 +418,7 @@ class _Found:
             WrongInput: there is one.
         """
         for path, reason in self.unreadable.items():
-            raise WrongInput(f"sink.url: {path} can't be read: {reason}", way_out=_READABLE)
+            raise WrongInput(f"{path} can't be read: {reason}", key="sink.url", way_out=_READABLE)
 
     @property
     def files(self) -> list[str]:

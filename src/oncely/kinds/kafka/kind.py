@@ -7,13 +7,8 @@ from typing import Any
 from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
 from oncely.kinds.destination import Destination
-from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
 from oncely.kinds.trial import Trial
-
-BOTH_DELETED = (
-    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
-    "is left: the pipeline begins again"
-)
 
 
 def _destination(parts: Parts) -> Destination:
