@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution, entry_points
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from oncely.config import PipelineSettings
 from oncely.errors import OncelyError
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.destination import Destination
-from oncely.kinds.trial import Trial
 from oncely.stores.delta import DeltaConnect
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.sql.connection import Connect
 from oncely.stores.topic.cluster import Connect as KafkaConnect
+
+if TYPE_CHECKING:
+    from oncely.kinds.trial import Trial
 
 _GROUP = "oncely.kinds"
 
@@ -109,7 +111,8 @@ class Kind:
         replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
             positions are.
         calls_handlers: functions of a :class:`oncely.Worker` write, not this package.
-        lists_files: a topic lists the files of its table, which :mod:`oncely.files` reads.
+        listed: the files that a topic lists as its table, and the schemas of their scopes
+            (:class:`oncely.kinds.files.manifest.Contents`); None: no topic lists any.
         trial: how ``oncely semantics`` kills its pipelines; None: it does not.
     """
 
@@ -130,7 +133,7 @@ class Kind:
     has_json: bool = False
     replays_beside_store: bool = False
     calls_handlers: bool = False
-    lists_files: bool = False
+    listed: Callable[[Parts], Any] | None = None
     trial: Callable[[], Trial] | None = None
 
     @property

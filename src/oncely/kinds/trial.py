@@ -17,6 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oncely.kafka.client import ErrorState, make
+from oncely.kafka.sender import Producer
+from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.store import Bytes, FileSystem, connect
+
 BEFORE, INSIDE, RECORDS, POSITION, COMMIT = STEPS = (
     "before the first step",
     "half of the records sent",
@@ -25,6 +30,13 @@ BEFORE, INSIDE, RECORDS, POSITION, COMMIT = STEPS = (
     "after the commit",
 )
 """Kill points. Only exactly once has one commit; otherwise each step commits separately."""
+
+WRITING, WRITTEN, STAGED = STAGING = (
+    "before the first file",
+    "after the first file",
+    "after all files",
+)
+"""Those of files, which a task stages before the commit begins in the driver."""
 
 ARRIVING = 10.0  # seconds for half of a commit's records to arrive
 
@@ -44,6 +56,10 @@ class Place:
     url: str = field(repr=False)
     folder: Path
     messages: Callable[[str], Sequence[Any]]
+
+    def root(self, kind: str, name: str) -> Path:
+        """The folder of a pipeline's files."""
+        return self.folder / kind / name
 
 
 _newest: dict[str, Killer] = {}
@@ -140,3 +156,125 @@ class Trial:
     in_files: bool = False
     one_commit: tuple[str, ...] = ()
     note: str = ""
+
+
+@dataclass
+class KillingStores:
+    """``Parts.files_connect``: kills from a worker, where tasks stage files."""
+
+    killer: Killer
+
+    def __call__(self, url: str, s3: S3Options | None) -> FileSystem:
+        """Open the store; its writes have the fault."""
+        return _Place(connect(url, s3), self.killer)
+
+
+class _Place:
+    """A store that tracks the progress of a task's files."""
+
+    def __init__(self, inner: FileSystem, killer: Killer) -> None:
+        self._inner, self._first = inner, killer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, path: str, data: Bytes) -> None:
+        self._first.now.at(WRITING)
+        self._inner.write(path, data)
+        self._first.now.at(WRITTEN)
+
+    def sync(self) -> None:
+        self._inner.sync()
+        self._first.now.at(STAGED)
+
+
+@dataclass
+class KillingClients:
+    """``Parts.kafka_connect`` for a sink of topics.
+
+    Attributes:
+        killer: the fault.
+        topic: the topic of the records; all other messages belong to the position.
+    """
+
+    killer: Killer
+    topic: str
+
+    def __call__(
+        self,
+        kind: Any,
+        brokers: str,
+        kafka: Mapping[str, object],
+        error_state: ErrorState,
+        **own: Any,
+    ) -> Any:
+        """Create a client; producers have the fault."""
+        made = make(kind, brokers, kafka, error_state, **own)
+        return self.producer(made) if issubclass(kind, Producer) else made
+
+    def producer(self, made: Any) -> KillingProducer:
+        """The producer with the fault."""
+        return KillingProducer(made, self.killer, self.topic)
+
+
+class KillingProducer:
+    """A producer that tracks the step."""
+
+    def __init__(self, inner: Any, killer: Killer, topic: str) -> None:
+        self._inner, self._of, self._topic = inner, killer, topic
+        self._records = self._position = False
+
+    @property
+    def _killer(self) -> Killer:
+        return self._of.now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def produce_batch(self, topic: str, messages: Sequence[dict[str, object]]) -> Any:
+        """Queue records."""
+        return self._send(topic, messages, lambda part: self._inner.produce_batch(topic, part))
+
+    def _send(
+        self,
+        topic: str,
+        messages: Sequence[dict[str, object]],
+        send: Callable[[Sequence[dict[str, object]]], Any],
+    ) -> Any:
+        if topic != self._topic:
+            return send(messages)
+        if not self._killer.position_first:
+            self._killer.at(BEFORE)
+        if self._killer.wants(INSIDE):
+            send(messages[: len(messages) // 2])
+            self._inner.flush(ARRIVING)
+            self._killer.end()
+        sent = send(messages)
+        self._records = True
+        if self._killer.together and self._killer.wants(RECORDS):
+            self._inner.flush(ARRIVING)
+            self._killer.end()
+        return sent
+
+    def flush(self, *timeout: float) -> Any:
+        """Wait for queued messages: without transactions this is the end of a step."""
+        left = self._inner.flush(*timeout)
+        if not self._killer.together:
+            self._killer.committed(records=self._records, position=False)
+        return left
+
+    def send_offsets_to_transaction(self, *args: Any) -> Any:
+        """Add the position to the transaction."""
+        if self._killer.position_first:
+            self._killer.at(BEFORE)
+        sent = self._inner.send_offsets_to_transaction(*args)
+        self._position = True
+        if self._killer.together:
+            self._killer.at(POSITION)
+        return sent
+
+    def commit_transaction(self, *args: Any) -> Any:
+        """Commit the transaction."""
+        done = self._inner.commit_transaction(*args)
+        self._killer.committed(records=self._records, position=self._position)
+        return done

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.extras import require
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
-from oncely.kinds.trial import Trial
+
+if TYPE_CHECKING:
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:

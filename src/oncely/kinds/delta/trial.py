@@ -6,8 +6,17 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from oncely.kinds.files.trial import STAGED, WRITING, WRITTEN, KillingStores, root
-from oncely.kinds.trial import BEFORE, COMMIT, POSITION, RECORDS, Killer, Place, Trial
+from oncely.kinds.trial import (
+    BEFORE,
+    COMMIT,
+    POSITION,
+    RECORDS,
+    STAGING,
+    Killer,
+    KillingStores,
+    Place,
+    Trial,
+)
 from oncely.stores.delta import Change, DeltaTables, connect
 from oncely.stores.objects.s3 import S3Options
 
@@ -41,20 +50,20 @@ class _Table:
 
 
 def _sink(place: Place, name: str) -> dict[str, Any]:
-    url = root(place, "delta", name).as_uri()
+    url = place.root("delta", name).as_uri()
     return {"kind": "delta", "url": url, "partition_by": ["team"], "flush_interval": "0 seconds"}
 
 
 def _found(place: Place, name: str) -> Counter[int]:
     from deltalake import DeltaTable
 
-    table = DeltaTable(root(place, "delta", name)).to_pyarrow_table(columns=["id"])
+    table = DeltaTable(place.root("delta", name)).to_pyarrow_table(columns=["id"])
     return Counter(table["id"].to_pylist())
 
 
 TRIAL = Trial(
     title="Into a Delta table",
-    points=(WRITING, WRITTEN, STAGED, BEFORE, RECORDS, POSITION, COMMIT),
+    points=(*STAGING, BEFORE, RECORDS, POSITION, COMMIT),
     sink=_sink,
     faulty=lambda killer, _: {
         "files_connect": KillingStores(killer),

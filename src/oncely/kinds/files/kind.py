@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
-from oncely.kinds.trial import Trial
+
+if TYPE_CHECKING:
+    from oncely.kinds.files.manifest import Contents
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -18,6 +21,12 @@ def _destination(parts: Parts) -> Destination:
     return FilesDestination(
         parts.settings, sink, parts.source, parts.kafka_connect, parts.files_connect
     )
+
+
+def _listed(parts: Parts) -> Contents:
+    from oncely.kinds.files.table import table_of
+
+    return table_of(parts).look()
 
 
 def _trial() -> Trial:
@@ -50,6 +59,6 @@ KIND = Kind(
     ledger="source",
     ledger_key=lambda _: "source.brokers",
     silent_after=(Unavailable,),
-    lists_files=True,
+    listed=_listed,
     trial=_trial,
 )

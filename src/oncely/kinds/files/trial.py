@@ -18,47 +18,22 @@ from typing import Any
 
 import fastavro
 
-from oncely.kinds.kafka.trial import KillingClients, KillingProducer
-from oncely.kinds.trial import ARRIVING, BEFORE, COMMIT, POSITION, RECORDS, Killer, Place, Trial
-from oncely.stores.objects.s3 import S3Options
-from oncely.stores.objects.store import Bytes, FileSystem, connect
-
-WRITING, WRITTEN, STAGED, NAMING = (
-    "before the first file",
-    "after the first file",
-    "after all files",
-    "half the files named",
+from oncely.kinds.trial import (
+    ARRIVING,
+    BEFORE,
+    COMMIT,
+    POSITION,
+    RECORDS,
+    STAGING,
+    Killer,
+    KillingClients,
+    KillingProducer,
+    KillingStores,
+    Place,
+    Trial,
 )
 
-
-@dataclass
-class KillingStores:
-    """``Parts.files_connect``."""
-
-    killer: Killer
-
-    def __call__(self, url: str, s3: S3Options | None) -> FileSystem:
-        """Open the store; its writes have the fault."""
-        return _Place(connect(url, s3), self.killer)
-
-
-class _Place:
-    """A store that tracks the progress of a task's files."""
-
-    def __init__(self, inner: FileSystem, killer: Killer) -> None:
-        self._inner, self._first = inner, killer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def write(self, path: str, data: Bytes) -> None:
-        self._first.now.at(WRITING)
-        self._inner.write(path, data)
-        self._first.now.at(WRITTEN)
-
-    def sync(self) -> None:
-        self._inner.sync()
-        self._first.now.at(STAGED)
+NAMING = "half the files named"
 
 
 @dataclass
@@ -104,15 +79,10 @@ class _Namer(KillingProducer):
         return super().flush(*timeout)
 
 
-def root(place: Place, kind: str, name: str) -> Path:
-    """The folder of a trial."""
-    return place.folder / kind / name
-
-
 def _sink(place: Place, name: str) -> dict[str, Any]:
     return {
         "kind": "files",
-        "url": root(place, "files", name).as_uri(),
+        "url": place.root("files", name).as_uri(),
         "partition_by": ["team"],
         "manifest_topic": f"{name}.manifest",
         # Separate topics: an open transaction after a kill hides the following messages
@@ -144,7 +114,7 @@ def _found(place: Place, name: str) -> Counter[int]:
             named[path] = json.loads(value)
     found: Counter[int] = Counter()
     for path, entry in named.items():
-        found.update(_ids(root(place, "files", name) / path, entry))
+        found.update(_ids(place.root("files", name) / path, entry))
     return found
 
 
@@ -162,7 +132,7 @@ def _ids(file: Path, entry: Mapping[str, Any]) -> list[int]:
 
 TRIAL = Trial(
     title="Into files",
-    points=(WRITING, WRITTEN, STAGED, BEFORE, NAMING, RECORDS, POSITION, COMMIT),
+    points=(*STAGING, BEFORE, NAMING, RECORDS, POSITION, COMMIT),
     sink=_sink,
     faulty=_faulty,
     found=_found,

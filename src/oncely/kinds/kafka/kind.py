@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
-from oncely.kinds.trial import Trial
+
+if TYPE_CHECKING:
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
 from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
-from oncely.kinds.trial import Trial
+
+if TYPE_CHECKING:
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
