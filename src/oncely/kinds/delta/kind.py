@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
 
 if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
     from oncely.kinds.trial import Trial
 
 
@@ -28,6 +29,7 @@ def _trial() -> Trial:
 KIND = Kind(
     name="delta",
     rank=4,
+    settings=DeltaSinkSettings,
     destination=_destination,
     require=lambda _: require("delta", "sink.kind", "delta"),
     dead_letters=lambda _: "_oncely/ below the table's root",

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
 
 if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
     from oncely.kinds.files.manifest import Contents
     from oncely.kinds.trial import Trial
 
@@ -38,6 +39,7 @@ def _trial() -> Trial:
 KIND = Kind(
     name="files",
     rank=3,
+    settings=FilesSinkSettings,
     destination=_destination,
     require=lambda _: require("files", "sink.kind", "files"),
     dead_letters=lambda sink: f"topic {sink.rejects}",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
-from oncely.kinds.destination import Destination
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
 
 if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
     from oncely.kinds.trial import Trial
 
 
@@ -33,6 +33,7 @@ def _trial() -> Trial:
 KIND = Kind(
     name="kafka",
     rank=2,
+    settings=KafkaSinkSettings,
     destination=_destination,
     require=lambda _: None,
     dead_letters=lambda sink: f"topic {sink.rejects}",

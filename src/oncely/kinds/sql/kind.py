@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
 from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
+from oncely.kinds.sql.settings import SqlSinkSettings
 
 if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
     from oncely.kinds.trial import Trial
 
 
@@ -45,6 +45,7 @@ def _trial() -> Trial:
 KIND = Kind(
     name="sql",
     rank=1,
+    settings=SqlSinkSettings,
     destination=_destination,
     require=_require,
     dead_letters=lambda _: "oncely_rejects",
