@@ -47,5 +47,6 @@ KIND = Kind(
         ),
     ),
     silent_after=(Unavailable, ConfigError),
+    calls_handlers=True,
     spans=False,
 )
