@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from oncely.config import KafkaSinkSettings
 from oncely.core import events
 from oncely.core.batch import Chunk, Reject, Rejection, RewriteKind, Rewritten, Tell, silent
 from oncely.core.expected import Span
@@ -195,10 +194,8 @@ def _deletes(pipeline: Parts, stack: ExitStack) -> Deletes | None:
     expected = pipeline.expected
     if pipeline.destination.late_delete is None or expected is None:
         return None
-    if isinstance(pipeline.settings.sink, KafkaSinkSettings):
-        return None  # a topic keeps the records before a tombstone
-    if not expected.recipe:
-        return None  # the table accepts no row now
+    if not expected.replaces:
+        return None  # a topic keeps the records before a tombstone; or a table accepts no row now
     return Deletes(stack.enter_context(closing(expected)))
 
 

@@ -52,8 +52,8 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
-from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
-from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
+from oncely.kinds.base import DELETED, Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.form import FilesTask
@@ -165,12 +165,7 @@ class DeltaRewrites:
         return Rewritten(found.rows.num_rows, len(found.letters), NO_RECORDS)
 
     def end_refusal(self, refused: str) -> None:
-        """Accept a table that a RESTORE has taken back, if it is still refused for this reason,
-        which was read before an audit that has found nothing lacking.
-
-        Raises:
-            Unavailable: the outcome is unknown; repeat.
-        """
+        """Accept a table that a RESTORE has taken back."""
         self.sink.ledger.end_refusal(refused)
 
     # -- what is there -----------------------------------------------------------------------
@@ -357,15 +352,11 @@ class DeltaRewrites:
     def _merging(self, found: _Found, chunk: Chunk) -> tuple[dict[str, Any], list[Rejection]]:
         """The rows of records, and the rows of the table that go; and the refused records."""
         form = self.sink.form
-        rows, refused = pa.schema([*form.schema, *ORDER]).empty_table(), list(chunk.rejections)
-        if chunk.rows.num_rows:
-            made = accepted(form, chunk)
-            refused = sorted([*refused, *made.refused])
-            good = pa.array(~np.isin(made.record, [one.record for one in refused]))
-            rows = ordered(made.rows, chunk, made.record, made.deleted).filter(good)
-        newer = newest(rows, form.keys, form.version)
+        formed = prepare(form, chunk)
+        newer = newest(formed.rows, form.keys, form.version)
         gone = _in_sql(found.partition, found.offsets)
-        return {"merge": Merge(newer, form.keys, form.version, DELETED, CLEARED, gone)}, refused
+        merge = Merge(newer, form.keys, form.version, DELETED, CLEARED, gone)
+        return {"merge": merge}, sorted(formed.rejections)
 
 
 @dataclass

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
 from oncely.config import FilesSinkSettings, JsonDecode
+from oncely.kinds.base import Form
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
+from oncely.kinds.files.form import sampled
 from oncely.kinds.files.sink import FilesSink, Topics
 from oncely.kinds.kafka.change import TopicReplay
 from oncely.kinds.topic_destination import TopicDestination
@@ -72,6 +75,10 @@ class FilesDestination(TopicDestination[FilesSink]):
             create=given.create,
             max_staging_age=given.max_staging_age,
         )
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Rows; the columns of a sample are inferred as by a task that knows no schema yet."""
+        return Form(sampled=partial(sampled, self.sink(schema).form))
 
     @property
     def late_delete(self) -> str | None:

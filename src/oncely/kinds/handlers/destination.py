@@ -13,7 +13,7 @@ from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.kinds.base import Discard
+from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
 from oncely.kinds.sql.change import discard_letters
@@ -73,6 +73,11 @@ class HandlersDestination:
             create=given.create,
             connect=self.connect,
         )
+
+    def form(self, schema: pa.Schema) -> Form:
+        """The rows of handlers; what they do with them is not known."""
+        del schema
+        return Form()
 
     def look(self) -> LedgerState:
         """Read the ledger; statements of handlers have ``sink.time_limit``."""

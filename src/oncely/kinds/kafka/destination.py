@@ -14,6 +14,7 @@ from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
+from oncely.kinds.base import Form
 from oncely.kinds.destination import SinkFacts
 from oncely.kinds.kafka.change import (
     KafkaRewrites,
@@ -21,6 +22,7 @@ from oncely.kinds.kafka.change import (
     refuse_compacted,
     replay_into_topics,
 )
+from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
@@ -78,6 +80,11 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             partitions=given.partitions,
             source_topics=self.settings.source.topics,
         )
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Keys and values of messages."""
+        sink = self.sink(schema)
+        return form_of(sink.form, sink.limits)
 
     def new_partitions(self, sink: KafkaSink) -> Mapping[str, int]:
         """Those of the output topic."""

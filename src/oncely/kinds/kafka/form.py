@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Chunk, IntArray, Rejection
+from oncely.core.batch import Chunk, Formed, IntArray, Rejection
 from oncely.core.digest import Digests, Recipe
 from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import Columns
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import row_digests
+from oncely.kinds.base import Form, row_digests
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.kafka.format import SOURCE_HEADER, RecordFormat, header_lists
 from oncely.kinds.sql.form import keys_like_rows, rejections_of
@@ -160,6 +160,20 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
     refused = {one.record: one for one in (*_unwritable(found, form), *bad, *chunk.rejections)}
     return replace(found, rejections=tuple(refused[at] for at in sorted(refused)))
+
+
+def form_of(form: RecordFormat, limits: Limits) -> Form:
+    """What records become in topics: the keys and values of messages."""
+    # What a timestamp's distance from the clock was at the time of the write is not known.
+    timeless = replace(form, source_timestamp=False)
+
+    def of(chunk: Chunk) -> Formed[pa.Table]:
+        found = encode(chunk, timeless, limits)
+        written = ~np.isin(found.record, [one.record for one in found.rejections])
+        rows = pa.table({"key": found.key, "value": found.value}).filter(pa.array(written))
+        return Formed(rows, found.record[written], found.rejections)
+
+    return Form(of=of, recipe=form.recipe, lacks_are_null=False)
 
 
 def _deleted(deletes: pa.Table, form: RecordFormat) -> tuple[pa.LargeBinaryArray, dict[int, str]]:

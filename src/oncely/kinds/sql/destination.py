@@ -20,7 +20,7 @@ from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
-from oncely.kinds.base import Discard
+from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import (
     Check,
     Connections,
@@ -32,8 +32,9 @@ from oncely.kinds.destination import (
 )
 from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
 from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
+from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
-from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink, target_of
 from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
 from oncely.stores.sql.connection import Connect, Connection, brief_session
 from oncely.stores.sql.dialects import dialect_for
@@ -221,6 +222,11 @@ class SqlDestination:
     def bare_sink(self) -> SqlSink:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Rows with the types of the table."""
+        sink = self.sink(schema).bind()
+        return form_of(target_of(sink), sink.keep_source, sink.ledger.looking)
 
     def look(self) -> LedgerState:
         """Read the ledger."""
