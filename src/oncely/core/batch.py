@@ -315,11 +315,13 @@ class Formed(Generic[R]):
         if not rejections:
             return self
         gone = np.array([one.record for one in rejections], dtype=np.int64)
-        keep = ~np.isin(self.row_record, gone)
+        keep, every = ~np.isin(self.row_record, gone), (*self.rejections, *rejections)
+        if keep.all():  # no row is copied
+            return replace(self, rejections=every)
         return Formed(
             self.rows.filter(pa.array(keep)),
             self.row_record[keep],
-            (*self.rejections, *rejections),
+            every,
             self.digests and self.digests._replace(of_row=self.digests.of_row[keep]),
         )
 

@@ -33,7 +33,7 @@ from oncely.core.batch import (
     Together,
 )
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
-from oncely.core.digest import Recipe, UInt64
+from oncely.core.digest import Digests, Recipe, UInt64
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Stopped
@@ -532,6 +532,12 @@ def row_digests(
     contents = pa.array(_contents(module, rows, recipe))
     at = pa.array(digest.offsets_of(offsets, recipe)) if recipe.offset else None
     return np.frombuffer(module.row_digests(contents, at), np.uint64)
+
+
+def digests_of(chunk: Chunk, rows: pa.Table, row_record: IntArray, recipe: Recipe) -> Digests:
+    """The digests of a chunk's rows; ``row_record`` is the record of each."""
+    offsets = chunk.offset[row_record] if recipe.offset else None
+    return Digests(row_digests(rows, offsets, recipe), str(recipe))
 
 
 def _contents(module: Any, rows: pa.Table, recipe: Recipe) -> UInt64:

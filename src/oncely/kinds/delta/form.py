@@ -16,7 +16,7 @@ from oncely.core.batch import Chunk, Formed, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
-from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, row_digests, row_refused
+from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.files.form import FilesTask
 from oncely.kinds.sql.form import (
     refuse_missing_keys,
@@ -74,10 +74,7 @@ class DeltaFormat:
 
     def digests(self, chunk: Chunk, rows: pa.Table, record: IntArray) -> Digests | None:
         """The digests of rows that have the table's types; ``record`` is the record of each."""
-        if self.recipe is None:
-            return None
-        offsets = chunk.offset[record] if self.recipe.offset else None
-        return Digests(row_digests(rows, offsets, self.recipe), str(self.recipe))
+        return None if self.recipe is None else digests_of(chunk, rows, record, self.recipe)
 
     @property
     def staged(self) -> FileFormat:

@@ -27,7 +27,7 @@ from oncely.errors import Unavailable, check
 from oncely.kafka.sender import Columns, Sender
 from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
 from oncely.kinds.kafka.dead_letters import dead_letters
-from oncely.kinds.kafka.form import Encoded, Limits, encode
+from oncely.kinds.kafka.form import Limits, encode
 from oncely.kinds.kafka.format import RecordFormat
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import moving, write_positions
@@ -222,12 +222,10 @@ def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
     found = encode(chunk, form, limits)
     if found.rejections:
         raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
-    topics = pa.array(_topics(found), SCHEMA.field("topic").type)
-    return pa.table([topics, found.key, found.value], schema=SCHEMA)
-
-
-def _topics(found: Encoded) -> Sequence[str | None]:
-    return found.topic if found.only is None else [None] * len(found.topic)
+    messages = found.rows
+    topics = messages.topic if messages.only is None else [None] * len(messages.topic)
+    of_each = pa.array(topics, SCHEMA.field("topic").type)
+    return pa.table([of_each, messages.key, messages.value], schema=SCHEMA)
 
 
 def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:

@@ -26,10 +26,10 @@ from oncely.core.batch import (
     Staged,
 )
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
-from oncely.core.digest import Digests, digest_sum
+from oncely.core.digest import digest_sum
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
-from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.base import NO_SINGLE_RECORD, digests_of, row_digests, row_refused
 from oncely.kinds.sql.form import prepare
 from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
@@ -188,9 +188,7 @@ class SqlSink:
         recipe = None if self.target is None else self.target.recipe(self.keep_source)
         if recipe is None or not found.rows.num_rows:
             return found
-        offsets = chunk.offset[found.row_record] if recipe.offset else None
-        digests = Digests(row_digests(found.rows, offsets, recipe), str(recipe))
-        return replace(found, digests=digests)
+        return replace(found, digests=digests_of(chunk, found.rows, found.row_record, recipe))
 
     # -- batch commit --------------------------------------------------------------------------
 
