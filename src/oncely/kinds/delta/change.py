@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,9 +57,7 @@ from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.form import FilesTask
-from oncely.kinds.sql.form import with_source, with_tombstones
 from oncely.kinds.sql.table import SOURCE_COLUMNS
-from oncely.lake.conform import conform
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
@@ -519,22 +517,19 @@ class DeltaReplay:
         document = msgspec.structs.replace(state.document, rejects=[*left, *files], replay=name)
         done = Tried(len(tried) - len(again), len(again))
         self._begun = name, left, done
-        failed = {one.record for one in refused}
-        document = self.sink.ledger.amended(document, self._changes(judged, failed))
+        document = self.sink.ledger.amended(document, self._changes(judged, refused))
         metadata = {"kind": "replay", "replayed": first}
         self.sink.commit(state, document, metadata, self.sink.load([staged]))
         return self._done(left, done)
 
-    def _changes(self, judged: Judged, failed: Collection[int]) -> Changes:
+    def _changes(self, judged: Judged, refused: Sequence[Rejection]) -> Changes:
         """The amendments of ranges."""
-        form, chunk = self.sink.form, judged.chunk
-        rows = with_source(chunk) if form.keep_source else chunk.rows
-        rows, record, _, _ = with_tombstones(chunk, rows, form.keys)
+        form, chunk, failed = self.sink.form, judged.chunk, {one.record for one in refused}
+        formed = prepare(form, chunk)
         if judged.traceable:
-            written = ~np.isin(record, list(failed))
-            rows, record = rows.filter(pa.array(written)), record[written]
-        record = judged.own(record, failed)
-        digests = form.digests(chunk, conform(rows, form.schema), record) if len(record) else None
+            formed = formed.without(refused)
+        record = judged.own(formed.row_record, failed)
+        digests = form.digests(chunk, formed.rows, record) if len(record) else None
         return partial(replayed, chunk, record, failed, digests)
 
     def _done(self, left: list[tuple[str, int]], done: Tried) -> Tried:
