@@ -9,9 +9,9 @@
 (* records by what the topic's records make (repair, backfill).  Vacuum deletes files that nobody names and nobody can   *)
 (* name any more.  Readers hold a manifest that they read some time ago.   *)
 (*                                                                         *)
-(* Code: kinds/files/sink.py, lake/leases.py,                              *)
-(* kinds/files/manifest.py, files/compact.py,                                     *)
-(* kinds/files/change.py, files/vacuum.py.                                *)
+(* Code: kinds/files/sink.py, kinds/files/leases.py,                       *)
+(* kinds/files/manifest.py, kinds/files/compact.py,                        *)
+(* kinds/files/change.py, kinds/files/vacuum.py.                           *)
 (* Decisions: 0016, 0023, 0044.                                            *)
 (*                                                                         *)
 (* `now` is the store's clock, and the broker's.  A driver measures how    *)
@@ -347,7 +347,7 @@ SendPlain(r) ==
     /\ UNCHANGED <<now, files, kafka, others>>
 
 ----------------------------------------------------------------------------
-(* Compaction: files/compact.py *)
+(* Compaction: kinds/files/compact.py *)
 
 BeginCompaction(r) ==
     LET inputs == Table(Stable) IN
@@ -423,7 +423,7 @@ ReadManifest(r) ==
     /\ UNCHANGED <<now, rows, leases, table, kafka, others>>
 
 ----------------------------------------------------------------------------
-(* Vacuum: files/vacuum.py *)
+(* Vacuum: kinds/files/vacuum.py *)
 
 (* The clock is read, then the store is listed, then the manifest is read. *)
 (* Clock and listing are one step: an earlier clock only keeps more.       *)

@@ -17,11 +17,11 @@ from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
-from oncely.files.table import Table
 from oncely.kafka.client import make
+from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.sink import FilesSink, Topics
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.files.table import Table
+from oncely.kinds.partitions import parse_partition_by
 from oncely.stores.objects.store import Connect, Store, connect
 from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker

@@ -13,9 +13,15 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.lake.records import Receipt, WrittenFile
+from oncely.kinds.data_file import AvroFiles
+from oncely.kinds.file_format import Receipt, WrittenFile
 from oncely.stores.objects.s3 import S3Options
 from oncely.stores.objects.store import Bytes, Store, Stored
+
+
+def avro_of(rows: pa.Table) -> bytes:
+    """One Avro file of all rows, in their own schema."""
+    return AvroFiles(rows.schema).prepare(rows, rows.num_rows).file(0, rows.num_rows)
 
 
 @dataclass

@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 
 from oncely.core.claim import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
-from oncely.files.table import Table
 from oncely.kafka.transaction import Message
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.file_format import encode as encode_entry
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.partitions import FileNames, directory
-from oncely.lake.records import ManifestFile, ScopeSchema, SourceRange, path_key, read_manifest
-from oncely.lake.records import encode as encode_entry
+from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, read_manifest
+from oncely.kinds.files.table import Table
+from oncely.kinds.partitions import FileNames, directory
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.records import PipelineRecord, ResetRecord, View, encode

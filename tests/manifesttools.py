@@ -12,18 +12,17 @@ from typing import Any
 from confluent_kafka import Producer
 
 from oncely.kafka.client import KafkaAdmin
+from oncely.kinds.file_format import SourceRange, encode
 from oncely.kinds.files.manifest import Manifest
-from oncely.kinds.files.topics import TopicIds, require_topics
-from oncely.lake.records import (
+from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
-    SourceRange,
-    encode,
     owner_key,
     path_key,
     schema_key,
 )
+from oncely.kinds.files.topics import TopicIds, require_topics
 from oncely.stores.topic.cluster import PipelineTopics
 from oncely.testing.servers.kafka import Broker
 

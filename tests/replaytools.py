@@ -21,8 +21,8 @@ from oncely.kafka.topics import offsets
 from oncely.kinds.base import Discard, Judge, Judged
 from oncely.kinds.destination import LedgerState
 from oncely.kinds.kafka.change import replay_into_topics
-from oncely.kinds.kafka.dead_letters import DeadLetters, replaying
 from oncely.kinds.kafka.sink import KafkaSink
+from oncely.kinds.topic_dead_letters import DeadLetters, replaying
 from oncely.stores.topic.cluster import Cluster
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk

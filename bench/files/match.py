@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from bench.files.workload import PARTITION_BY, Events
 from bench.match import Contender, Contest, Match, Stage, against, flights
 from bench.measure import IN_BULK, NO_OPTIONS, Sample
-from oncely.files.table import table_of
+from oncely.kinds.files.table import table_of
 from oncely.pipeline import Pipeline
 
 if TYPE_CHECKING:

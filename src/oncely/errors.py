@@ -28,16 +28,26 @@ from oncely.secrets import Secrets, redact
 
 
 class OncelyError(Exception):
-    """Base class of all errors that Oncely raises. The text contains no secret of the current
-    scope."""
+    """Base class of all errors that Oncely raises. The texts contain no secret of the current
+    scope.
+
+    Attributes:
+        key: the key of the pipeline file that it is about; empty if it is about none.
+        problem: what is wrong, without the key.
+        way_out: the recommended action; may be empty.
+    """
 
     exit_code = 1
     retryable = False
 
-    def __init__(self, message: str, *, way_out: str = "") -> None:
-        self.message = redact(message)
-        self.way_out = redact(way_out)
+    def __init__(self, problem: str, *, key: str = "", way_out: str = "") -> None:
+        self.key, self.problem, self.way_out = key, redact(problem), redact(way_out)
         super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """The problem, with the key."""
+        return f"{self.key}: {self.problem}" if self.key else self.problem
 
     @property
     def details(self) -> list[str]:
@@ -62,10 +72,11 @@ class OncelyError(Exception):
 def _rebuild(kind: type[OncelyError], state: dict[str, object]) -> OncelyError:
     """Unpickle an error that crossed from an executor without calling its constructor."""
     # An executor may not have every secret that the driver has.
-    shown = {k: redact(v) if isinstance(v, str) else v for k, v in state.items()}
     error = kind.__new__(kind)
-    Exception.__init__(error, shown.get("message", ""))
-    error.__dict__.update(shown)
+    error.__dict__.update(
+        {name: redact(one) if isinstance(one, str) else one for name, one in state.items()}
+    )
+    Exception.__init__(error, error.message)
     return error
 
 
@@ -83,13 +94,7 @@ class ConfigError(WrongInput):
     """A key of the pipeline file is unknown, missing or has an invalid value."""
 
     def __init__(self, key: str, problem: str, *, way_out: str = "") -> None:
-        self.key = key
-        super().__init__(f"{key}: {problem}", way_out=way_out)
-
-    @property
-    def problem(self) -> str:
-        """The message without the key."""
-        return self.message.removeprefix(f"{self.key}: ")
+        super().__init__(problem, key=key, way_out=way_out)
 
 
 class Denied(ConfigError):
@@ -182,7 +187,7 @@ class InstanceTaken(Fenced):
 
     def __init__(self, group: str, instance: str) -> None:
         super().__init__(group, 0, 0)
-        self.message = f"another process has joined group {group!r} as {instance!r}"
+        self.problem = f"another process has joined group {group!r} as {instance!r}"
         self.args = (self.message,)
 
 
@@ -202,9 +207,9 @@ class TooManyRejects(Stopped):
     """
 
     def __init__(
-        self, message: str, *, way_out: str = "", refused: RejectSummary | None = None
+        self, problem: str, *, way_out: str = "", refused: RejectSummary | None = None
     ) -> None:
-        super().__init__(message, way_out=way_out)
+        super().__init__(problem, key="sink.max_rejects", way_out=way_out)
         self.refused = refused or RejectSummary()
 
     def hide(self, secrets: Secrets) -> None:

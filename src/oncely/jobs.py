@@ -164,7 +164,9 @@ _ALLOWED = "give it texts, numbers, booleans, None, lists, and dicts with texts 
 def _decoded(record: Record) -> dict[str, Any]:
     if "value" not in record.row:
         raise WrongInput(
-            "decode.format: jobs are read as they are", way_out='write decode = { format = "raw" }'
+            "jobs are read as they are",
+            key="decode.format",
+            way_out='write decode = { format = "raw" }',
         )
     try:
         call = json.loads(record.value)

@@ -22,7 +22,7 @@ from oncely.config import FilesSinkSettings, parse
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.files.compact import compact
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker
 from tests import filestools

@@ -22,10 +22,10 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Budget, Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.base import Decoded
-from oncely.files.compact import compact
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
 from oncely.kinds.base import PacksRows
+from oncely.kinds.files.compact import compact
 from oncely.kinds.handlers.sink import HandlersSink
 from oncely.kinds.sql.change import SqlReplay, discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard

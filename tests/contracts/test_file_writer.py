@@ -10,9 +10,9 @@ import pytest
 from filetools import Shelf, check_files
 
 from oncely.errors import Stopped, Unavailable
-from oncely.kinds.files.form import FileWriter, Origin
-from oncely.lake.partitions import FileNames, parse_partition_by
-from oncely.lake.records import Receipt
+from oncely.kinds.file_format import Receipt
+from oncely.kinds.partitions import FileNames, parse_partition_by
+from oncely.kinds.staged_files import FileWriter, Origin
 from oncely.stores.objects.store import S3Options, Store
 from tests.s3tools import S3Proxy, S3Server
 

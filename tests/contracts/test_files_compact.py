@@ -14,12 +14,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.commit.backoff import Backoff
 from oncely.errors import Stopped, Unavailable
-from oncely.files.compact import compact
-from oncely.files.table import decoded, rows
-from oncely.files.verify import verify
 from oncely.kafka.client import make
+from oncely.kinds.data_file import decoded
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.records import SourceRange
+from oncely.kinds.files.table import rows
+from oncely.kinds.files.verify import verify
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 

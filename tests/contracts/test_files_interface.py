@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from oncely.decode.avro_names import schema_id
-from oncely.files.compact import compact
-from oncely.lake.partitions import is_file
-from oncely.lake.records import (
+from oncely.kinds.file_format import encode
+from oncely.kinds.files.compact import compact
+from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
-    encode,
     owner_key,
     read_manifest,
     read_owner,
     read_schema,
     schema_key,
 )
+from oncely.kinds.partitions import is_file
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository
 from tests.laketools import Lake, events, lake

@@ -15,16 +15,17 @@ from typer.testing import CliRunner
 from oncely.cli.app import app
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
-from oncely.files.compact import compact
-from oncely.files.table import rows
-from oncely.files.vacuum import vacuum
-from oncely.files.verify import verify
 from oncely.kafka import topics
+from oncely.kinds.file_format import encode
 from oncely.kinds.files import manifest
 from oncely.kinds.files import topics as owner
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.records import ManifestOwner, owner_key
 from oncely.kinds.files.sink import FilesSink
-from oncely.lake.records import ManifestOwner, encode, owner_key
+from oncely.kinds.files.table import rows
+from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.verify import verify
 from oncely.stores.objects.store import Store
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from oncely.cli import files
 from oncely.cli.app import app
-from oncely.files.compact import compact
+from oncely.kinds.files.compact import compact
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import repository

@@ -9,7 +9,7 @@ import pytest
 
 from oncely.decode.avro_names import large
 from oncely.errors import ConfigError, DataLost, WrongInput
-from oncely.files.table import listing, rows
+from oncely.kinds.files.table import listing, rows
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake, lake_in_memory
 

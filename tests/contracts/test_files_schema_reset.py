@@ -18,9 +18,9 @@ from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
 from oncely.errors import Fenced
+from oncely.kinds.conform import conform, held_schema
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.sink import FilesSink
-from oncely.lake.conform import conform, held_schema
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import FilesPlace, make_place, open_sink, publish_all
 from tests.sinktools import T0

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from oncely.errors import ConfigError, SourceMismatch
-from oncely.files.vacuum import SLACK, vacuum
+from oncely.kinds.files import leases
 from oncely.kinds.files import topics as owner
-from oncely.lake import leases
-from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.partitions import FileNames
+from oncely.kinds.files.leases import Limits, StagingLeases
+from oncely.kinds.files.vacuum import SLACK, vacuum
+from oncely.kinds.partitions import FileNames
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake

@@ -9,10 +9,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from oncely.files.compact import compact
-from oncely.files.vacuum import vacuum
-from oncely.files.verify import Verified, verify
-from oncely.lake.records import SourceRange
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.files.compact import compact
+from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.verify import Verified, verify
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, bytes_of, events, lake, lake_in_memory

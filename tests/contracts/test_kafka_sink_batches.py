@@ -18,7 +18,7 @@ from oncely.core.ranges import OffsetRange
 from oncely.errors import InvariantViolation, Stopped, Unavailable
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.kinds.kafka import publishing
+from oncely.kinds import topic_publishing
 from oncely.kinds.kafka.format import RawValue, RecordFormat
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.testing.servers.kafka import Broker
@@ -182,7 +182,7 @@ def test_a_publication_that_takes_too_long_says_what_to_change(
     sink, fence = ready(topics)
     what = jobs.of_two_tasks(sink)
     late = 0.0
-    monkeypatch.setattr(publishing, "monotonic", lambda: time.monotonic() + late)
+    monkeypatch.setattr(topic_publishing, "monotonic", lambda: time.monotonic() + late)
 
     def slowly(method: Any, *args: Any) -> Any:
         nonlocal late

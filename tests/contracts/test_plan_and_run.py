@@ -24,7 +24,8 @@ from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
 from oncely.kafka.client import KafkaAdmin
-from oncely.lake.records import encode, schema_key
+from oncely.kinds.file_format import encode
+from oncely.kinds.files.records import schema_key
 from oncely.pipeline import Pipeline
 from oncely.stores.topic import cluster
 from oncely.testing.processes import await_that
@@ -185,7 +186,7 @@ def test_columns_that_earlier_files_do_not_resolve_to(
     produce(broker, topic, [(0, schema_key(()), encode(page))])
     fine(before)
     now = settings("id STRING", kind="files")
-    refused(now, "sink", "decode.schema: id: it is BIGINT, found STRING")
+    refused(now, "decode.schema", "id: it is BIGINT, found STRING")
 
 
 def test_a_manifest_topic_that_is_unfit(broker: Broker, settings: Callable[..., Settings]) -> None:

@@ -35,25 +35,24 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
-from oncely.files.compact import compact
 from oncely.kafka.client import make
 from oncely.kafka.transaction import Message
-from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
-from oncely.kinds.kafka.dead_letters import DeadLetter, again, dead_letter
-from oncely.kinds.sql.table import Wanted, create_statement
-from oncely.lake.avro_file import AvroFiles
-from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import FileNames, directory, parse_partition_by
-from oncely.lake.records import (
+from oncely.kinds.data_file import AvroFiles, ParquetFiles
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.file_format import encode as manifest_value
+from oncely.kinds.files.compact import compact
+from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,
     ScopeSchema,
-    SourceRange,
     owner_key,
     path_key,
     schema_key,
 )
-from oncely.lake.records import encode as manifest_value
+from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
+from oncely.kinds.partitions import FileNames, directory, parse_partition_by
+from oncely.kinds.sql.table import Wanted, create_statement
+from oncely.kinds.topic_dead_letters import DeadLetter, again, dead_letter
 from oncely.stores.offsets.base import Stored, field_of
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore

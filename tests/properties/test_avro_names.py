@@ -12,6 +12,7 @@ import fastavro
 import polars
 import pyarrow as pa
 from arrow_schemas import LEAVES, NAMES, schemas, tables
+from filetools import avro_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from oncely.decode.avro_names import (
     column_name,
     storable,
 )
-from oncely.lake import avro_file
 
 
 @given(NAMES, NAMES)
@@ -98,7 +98,7 @@ def test_polars_still_writes_some_decimals_wrong() -> None:
     frame.write_avro(out)  # type: ignore[union-attr]
     (read,) = fastavro.reader(io.BytesIO(out.getvalue()))
     assert read == {"x": Decimal("-3.2768")}
-    ours = avro_file.write(pa.table({"x": pa.array([Decimal("3.2768")], DECIMAL)}))
+    ours = avro_of(pa.table({"x": pa.array([Decimal("3.2768")], DECIMAL)}))
     assert list(fastavro.reader(io.BytesIO(ours))) == [{"x": Decimal("3.2768")}]
 
 

@@ -21,12 +21,11 @@ from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.kafka.topics import TopicLimits
-from oncely.kinds.files.form import FilesTask
+from oncely.kinds.file_format import FileFormat, read_receipt
 from oncely.kinds.kafka.form import digested, encode, of_partition
 from oncely.kinds.kafka.format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.records import read_receipt
+from oncely.kinds.partitions import parse_partition_by
+from oncely.kinds.staged_files import FilesTask
 from oncely.runtimes.chunks import records_of
 from tests import deltatools
 from tests.conftest import examples

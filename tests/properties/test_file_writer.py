@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import ConfigError, TableMismatch
-from oncely.kinds.files.form import FileWriter, Origin
-from oncely.lake.partitions import FileNames, directory, parse_partition_by
-from oncely.lake.records import Format, Scope
+from oncely.kinds.file_format import Format, Scope
+from oncely.kinds.partitions import FileNames, directory, parse_partition_by
+from oncely.kinds.staged_files import FileWriter, Origin
 
 COLUMNS = parse_partition_by(("user", "date(ts)", "hour(ts)"))
 HOUR = 3_600_000

@@ -7,10 +7,10 @@ from typing import Any
 
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
-from oncely.files.compact import Compacted, compact
-from oncely.files.table import Table
+from oncely.kinds.file_format import Scope
+from oncely.kinds.files.compact import Compacted, compact
 from oncely.kinds.files.sink import FilesSink
-from oncely.lake.records import Scope
+from oncely.kinds.files.table import Table
 from oncely.stores.objects.store import Connect, FileSystem, connect
 from oncely.testing.processes import kill_self, stop_self
 from tests.filestools import ENDS, START, FilesPlace, open_sink, publish_all, stage, what

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.files.compact import compact
+from oncely.kinds.files.compact import compact
 from oncely.testing.servers.kafka import Broker
 from tests.contracts.test_files_compact import as_published, five_batches, named
 from tests.contracts.test_files_schema_reset import ANEW, ANN, polluted, published, write

@@ -13,7 +13,7 @@ from pyarrow.fs import FileSelector, FileType
 
 from oncely import files
 from oncely.config import parse
-from oncely.files.verify import verify
+from oncely.kinds.files.verify import verify
 from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import s3_filesystem
 from oncely.testing.halting import ask_to_halt, halted, running_halting

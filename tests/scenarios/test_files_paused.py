@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from oncely.files import vacuum as vacuum_module
-from oncely.files.table import Table
-from oncely.files.vacuum import vacuum
-from oncely.files.verify import verify
-from oncely.lake.partitions import is_file
+from oncely.kinds.files import vacuum as vacuum_module
+from oncely.kinds.files.table import Table
+from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.verify import verify
+from oncely.kinds.partitions import is_file
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.filestools import IDS, FilesPlace, make_place, open_sink

@@ -11,8 +11,8 @@ import pytest
 
 from oncely import files
 from oncely.errors import ConfigError
-from oncely.files.compact import compact
-from oncely.files.vacuum import vacuum
+from oncely.kinds.files.compact import compact
+from oncely.kinds.files.vacuum import vacuum
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 

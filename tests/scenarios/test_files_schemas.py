@@ -13,9 +13,9 @@ import pytest
 from oncely import files
 from oncely.config import parse
 from oncely.errors import WrongInput
-from oncely.files.schema_reset import reset_schema
-from oncely.files.table import table_of
-from oncely.files.verify import verify
+from oncely.kinds.files.schema_reset import reset_schema
+from oncely.kinds.files.table import table_of
+from oncely.kinds.files.verify import verify
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches.commit import RangeCommit
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once

@@ -20,12 +20,12 @@ from oncely.audit.stored.data_file import rows_of
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import WrongInput
-from oncely.files.compact import compact
-from oncely.files.table import table_of
-from oncely.files.verify import verify
 from oncely.kafka.reset import Verb
+from oncely.kinds.file_format import read_receipt
+from oncely.kinds.files.compact import compact
 from oncely.kinds.files.manifest import Contents, Replacing
-from oncely.lake.records import read_receipt
+from oncely.kinds.files.table import table_of
+from oncely.kinds.files.verify import verify
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import LOST_FOR_GOOD, Repaired
 from oncely.stores.objects.store import Store

@@ -16,9 +16,9 @@ from deltalake.exceptions import CommitFailedError
 
 from oncely.audit.stored.data_file import rows_of
 from oncely.core.ranges import TopicPartition
-from oncely.files.table import table_of
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.manifest import Replacing
+from oncely.kinds.files.table import table_of
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that

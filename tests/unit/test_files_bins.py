@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from oncely.files.compact import bins
+from oncely.kinds.file_format import SourceRange
+from oncely.kinds.files.compact import bins
 from oncely.kinds.files.snapshot import LiveFiles
-from oncely.lake.records import SourceRange
 from tests.manifesttools import a_file
 
 

@@ -44,7 +44,7 @@ def test_the_sample_is_bounded_and_holds_records_of_every_reason() -> None:
 
 def test_an_error_shows_where_the_records_are_and_what_they_hold() -> None:
     error = TooManyRejects(
-        "sink.max_rejects: 1 record",
+        "1 record",
         way_out="correct it",
         refused=refused([record(17, "no JSON", b"not json")]),
     )

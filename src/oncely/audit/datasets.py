@@ -459,8 +459,7 @@ def _bounds(one: Dataset, log: KafkaLog) -> Mapping[TopicPartition, Bounds]:
     try:
         return log.bounds()
     except TopicMissing as error:
-        problem = error.message.removeprefix(f"{error.key}: ")
-        raise ConfigError(f"{one.side}.topic", problem, way_out=error.way_out) from None
+        raise ConfigError(f"{one.side}.topic", error.problem, way_out=error.way_out) from None
 
 
 def _place(compared: Compared) -> Column:

@@ -17,6 +17,7 @@ from oncely.audit.tally import MODULUS, by_partition
 from oncely.core.digest import Recipe
 from oncely.core.ranges import TopicPartition, grouped
 from oncely.errors import WrongInput
+from oncely.stores.sql.connection import plain
 from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, row_digest
 from oncely.stores.sql.postgres_types import SET_TEXTS
 
@@ -43,7 +44,7 @@ def begin(tables: Tables) -> PostgresReader:
     for statement in _BEGIN:
         tables.session.execute(statement)
     tables.require_tables()
-    names = [tables.name(one).replace("%%", "%") for one in tables.all]
+    names = [plain(tables.name(one)) for one in tables.all]
     refused = tables.session.query(
         "SELECT name FROM unnest(%s::text[]) AS t (name)"
         " WHERE NOT has_table_privilege(to_regclass(name), 'SELECT')",

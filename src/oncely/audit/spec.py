@@ -343,7 +343,7 @@ def _kafka_dataset(side: SideName, raw: Mapping[str, Any], schema: str | None) -
 
 def _of_side(side: str, error: ConfigError) -> ConfigError:
     key = error.key.replace("source.kafka", f"{side}.kafka")
-    return ConfigError(key, error.message.removeprefix(f"{error.key}: "), way_out=error.way_out)
+    return ConfigError(key, error.problem, way_out=error.way_out)
 
 
 def _valid(key: str, check: Any, value: str) -> str:

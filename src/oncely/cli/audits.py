@@ -47,7 +47,7 @@ from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.batch_commit import RowPlan, expected_rows
 from oncely.secrets import scope
-from oncely.stores.sql.connection import brief_session, connect
+from oncely.stores.sql.connection import brief_session, connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ def _postgres(sink: SqlSinkSettings) -> Dataset:
     more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     with brief_session(dialect, "audit", connect) as look:
-        table = dialect.facts(look, [sink.table])[0].relation.rows.replace("%%", "%")
+        table = plain(dialect.facts(look, [sink.table])[0].relation.rows)
     options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
     login = {"user": to.username, "password": to.password}
     return Dataset(

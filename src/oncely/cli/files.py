@@ -15,10 +15,10 @@ import msgspec
 from oncely.cli import screen
 from oncely.cli.opened import opened
 from oncely.errors import WrongInput
-from oncely.files.compact import compact
-from oncely.files.table import Allowed, addresses, listing, rows, table_of
-from oncely.files.vacuum import vacuum
-from oncely.files.verify import verify
+from oncely.kinds.files.compact import compact
+from oncely.kinds.files.table import Allowed, addresses, listing, rows, table_of
+from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.verify import verify
 from oncely.reject_summary import json_escaped
 from oncely.wording import counted, plural
 

@@ -172,5 +172,5 @@ def _send(producer: Plain, topic: str, number: int, message: Message) -> None:
     try:
         producer.send(topic, [message])
     except OncelyError as error:
-        error.message = f"line {number}: {error.message}; the lines before it are written"
+        error.problem = f"line {number}: {error.problem}; the lines before it are written"
         raise

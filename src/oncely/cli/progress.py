@@ -19,9 +19,9 @@ from rich.text import Text
 from oncely.cli import screen
 from oncely.cli.logs import FIELDS
 from oncely.core import events
+from oncely.core.progress import RunState
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError
-from oncely.pipeline.result import Counts
 from oncely.reject_summary import printable
 from oncely.threads import Thread, repeat
 from oncely.wording import counted, plural
@@ -35,31 +35,16 @@ Ends = Callable[[], Mapping[TopicPartition, Position]]
 
 
 @dataclass
-class Tally(Counts):
-    """Counts of a run so far, its epoch and its positions."""
+class Tally(RunState):
+    """The state of a run, and its begin."""
 
-    epoch: int = 0
-    positions: dict[TopicPartition, Position] = field(default_factory=dict)
-
-    def count(self, event: events.Event) -> None:
-        """Count an event."""
-        match event:
-            case events.PipelineOpened():
-                self.epoch = event.epoch
-                self.positions = dict(event.positions)
-            case events.PartitionAdded():
-                self.positions[event.partition] = event.position
-            case events.GapFound():
-                self.positions[event.partition] = event.missing.end
-            case events.BatchCommitted():
-                super().count(event)
-                self.positions.update(event.positions)
+    began: float = field(default_factory=time.monotonic)
 
     def summary(self) -> str:
         """One sentence for the end of a run."""
-        seconds = time.monotonic() - self.began
+        done, seconds = self.counts, time.monotonic() - self.began
         return (
-            f"{plural(self.records, 'record')}: {counted(row=self.rows, reject=self.rejects)}"
+            f"{plural(done.records, 'record')}: {counted(row=done.rows, reject=done.rejects)}"
             f" in {seconds:,.1f} s"
         )
 
@@ -233,7 +218,7 @@ class LogLines:
     def __call__(self, event: events.Event) -> None:
         """Log the event."""
         with self._lock:
-            self.tally.count(event)
+            self.tally.take(event)
             lag = self._ends.lag(self.tally.positions)
         if not isinstance(event, events.Polled):
             log.log(*sentence(event), extra={FIELDS: fields(event, self.tally, lag)})
@@ -300,7 +285,7 @@ class LiveLine:
     def __call__(self, event: events.Event) -> None:
         """Update the line; rare events are printed above it."""
         with self._lock:
-            self.tally.count(event)
+            self.tally.take(event)
             match event:
                 case events.BatchCommitted():
                     records = plural(event.records, "record")
@@ -321,9 +306,9 @@ class LiveLine:
         with self._lock:
             tally, doing = self.tally, self._doing
             lag = self._ends.lag(tally.positions)
-        parts = [(self._name, "bold"), (plural(tally.rows, "row"), "green")]
-        if tally.rejects:
-            parts.append((plural(tally.rejects, "reject"), "yellow"))
+        parts = [(self._name, "bold"), (plural(tally.counts.rows, "row"), "green")]
+        if tally.counts.rejects:
+            parts.append((plural(tally.counts.rejects, "reject"), "yellow"))
         if lag is not None:
             parts.append((f"lag {lag:,}", "cyan" if lag else "green"))
         parts.append((doing, "dim"))

@@ -14,9 +14,9 @@ from oncely.cli.tables import LEFT, RIGHT, show
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
-from oncely.files.schema_reset import SchemaReset, reset_schema
-from oncely.files.table import Table, table_of
-from oncely.lake.records import Scope
+from oncely.kinds.file_format import Scope
+from oncely.kinds.files.schema_reset import SchemaReset, reset_schema
+from oncely.kinds.files.table import Table, table_of
 from oncely.wording import plural
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from oncely.config.base import Problem, all_invalid, as_tuple
 from oncely.config.files_sink import RootSettings, partition_columns
 from oncely.config.sink import upsert_problems
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.partitions import parse_partition_by
 
 _LONGEST = 86_400  # seconds: well below the retention of a table's VACUUM, a week by default
 

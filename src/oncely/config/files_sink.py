@@ -30,7 +30,7 @@ from oncely.config.base import (
 from oncely.config.kafka_sink import producer_keys, transaction_seconds
 from oncely.config.source import topic_name
 from oncely.errors import ConfigError
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.partitions import parse_partition_by
 from oncely.stores.objects.store import S3Options, Store
 
 _TOPIC = Annotated[str, AfterValidator(topic_name)]

@@ -88,13 +88,12 @@ def explain(error: ValidationError, raw: Mapping[str, Any]) -> list[ConfigError]
 
 def joined(found: Iterable[ConfigError], of: str) -> ConfigError:
     """One error for all problems: a single one unchanged, several as a list."""
-    problems = list(dict.fromkeys((e.key, e.message, e.way_out) for e in found))
+    problems = list({(one.message, one.way_out): one for one in found}.values())
     if len(problems) == 1:
-        key, message, way_out = problems[0]
-        return ConfigError(key, message.removeprefix(f"{key}: "), way_out=way_out)
+        return problems[0]
     lines = [
-        f"\n  {message}" + (f"\n    way out: {way_out}" if way_out else "")
-        for _, message, way_out in problems
+        f"\n  {one.message}" + (f"\n    way out: {one.way_out}" if one.way_out else "")
+        for one in problems
     ]
     return ConfigError(of, f"{len(problems)} problems" + "".join(lines))
 

@@ -448,8 +448,8 @@ class BudgetSpent(TooManyRejects):
     def __init__(self, rejections: Sequence[Rejection], correctable: str) -> None:
         self.rejections = rejections
         super().__init__(
-            f"sink.max_rejects: {len(rejections):,} or more records of one commit can't be"
-            " written, and fewer rejects are left",
+            f"{len(rejections):,} or more records of one commit can't be written, and fewer"
+            " rejects are left",
             way_out=f"correct {correctable}; or {RAISE_BUDGET}",
         )
 

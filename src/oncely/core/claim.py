@@ -110,7 +110,7 @@ def refuse_beyond(
     """
     if limit is not None and rejects > limit:
         way_out = f"{correctable}; or {RAISE_BUDGET}"
-        raise TooManyRejects(f"sink.max_rejects: {message}", way_out=way_out, refused=refused())
+        raise TooManyRejects(message, way_out=way_out, refused=refused())
 
 
 RangeKind = Literal["data", "hole", "gap", "joined", "ahead", "skipped"]

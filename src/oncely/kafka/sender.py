@@ -332,3 +332,26 @@ def _taken(errors: npt.NDArray[np.int32]) -> int:
     first = int(refused[0])
     check(len(refused) == len(errors) - first, "messages were taken behind one that was refused")
     return first
+
+
+BATCH_HEAD = 61
+"""Bytes before the records of a batch (KIP-98, message format 2)."""
+_FIXED = 3  # attributes, timestamp delta and offset delta of its first record
+
+
+def batch_size(message: Message) -> int:
+    """Bytes of a batch with only this message, uncompressed."""
+    body = _FIXED + _sized(message.key) + _sized(message.value) + _varint(len(message.headers))
+    for name, value in message.headers:
+        body += _sized(name.encode()) + _sized(value)
+    return BATCH_HEAD + _varint(body) + body
+
+
+def _sized(data: bytes | None) -> int:
+    """Bytes of a length prefix and its content; null has the length -1."""
+    return 1 if data is None else _varint(len(data)) + len(data)
+
+
+def _varint(number: int) -> int:
+    """Bytes of a non-negative number as a zigzag varint."""
+    return max(1, -(-(2 * number).bit_length() // 7))

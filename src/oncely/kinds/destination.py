@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
-from oncely.errors import ConfigError, Denied, OncelyError, TableMismatch, WrongInput
+from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
 from oncely.kinds.base import (
     Discard,
     Form,
@@ -82,13 +82,11 @@ class Inspection:
         try:
             yield
         except OncelyError as error:
-            if isinstance(error, ConfigError):
-                key = error.key
             self.denied |= isinstance(error, Denied)
-            message = error.message.removeprefix(f"{key}: ")
             wrong = isinstance(error, WrongInput)
             # The error may come from a thread without the pipeline's secrets.
-            self._add(Problem(key, redact(message), redact(error.way_out), wrong))
+            problem, way_out = redact(error.problem), redact(error.way_out)
+            self._add(Problem(error.key or key, problem, way_out, wrong))
 
     def collect(self, checks: Iterable[Check]) -> None:
         """Execute all checks, and add their errors as problems."""

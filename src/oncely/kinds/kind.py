@@ -143,3 +143,36 @@ def kind_of(name: str) -> Kind:
     (found,) = own or entry_points(group=_GROUP, name=name)
     kind: Kind = found.load()
     return kind
+
+
+# -- what several kinds say --------------------------------------------------------------------
+
+
+BOTH_DELETED = (
+    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
+    "is left: the pipeline begins again"
+)
+
+
+RESTORED = (
+    "a database that is restored to an earlier state is restored with its positions: what"
+    " came after is read again, as far as the topic still holds it"
+)
+
+
+def again(sink: Any) -> str:
+    """What the mode of a table makes of records that are written again."""
+    if sink.mode == "upsert":
+        return "an upsert by the same keys makes the second writing of a record harmless"
+    return (
+        'records that are written again are duplicate rows; mode = "upsert" would store them once'
+    )
+
+
+def one_folder(parts: Parts, beside: bool) -> str:
+    """That machines share a folder."""
+    del beside
+    sink: Any = parts.settings.sink
+    if not parts.settings.on_cluster or not str(sink.url).startswith("file:"):
+        return ""
+    return "not checked: sink.url must be one folder that all machines of the cluster share"

@@ -7,17 +7,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Generic, NoReturn, TypeVar
+from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar
 
 import pyarrow as pa
 
-from oncely.config import FilesSinkSettings, KafkaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError, TableMismatch
 from oncely.kafka import topics
 from oncely.kafka import topics as limits
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.base import Sink
 from oncely.kinds.destination import (
     Check,
     Inspection,
@@ -26,12 +27,10 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.kinds.files.sink import FilesSink
-from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_ledger import TopicLedger
-from oncely.stores.topic.cluster import Connect, PipelineTopics
+from oncely.stores.topic import ledger as ledgers
+from oncely.stores.topic.cluster import Cluster, Connect, PipelineTopics
 
-S = TypeVar("S", bound=KafkaSink | FilesSink)
 _UNKNOWN = topics.Layout(None, None, None)
 _LOST = ": records whose dead letter is deleted look lost to an audit"
 
@@ -69,6 +68,41 @@ def lost_with_a_broker(plans: Iterable[TopicPlan], state: Collection[str]) -> It
             )
 
 
+class TopicSettings(Protocol):
+    """What ``[sink]`` says about topics of positions and dead letters."""
+
+    ledger_topic: str
+    create: bool
+    transaction_timeout: float
+    kafka: dict[str, str]
+
+    @property
+    def rejects(self) -> str:
+        """The topic of dead letters."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All topics that the sink writes to."""
+
+
+class TopicSink(Sink, Protocol):
+    """A sink with a ledger topic."""
+
+    @property
+    def ledger(self) -> ledgers.TopicLedger:
+        """Epochs and positions, in the ledger topic and the group."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The clients of this process."""
+
+    def check(self) -> None:
+        """Check the present settings and topics; no topic is created."""
+
+
+S = TypeVar("S", bound=TopicSink)
+
+
 @dataclass(frozen=True)
 class TopicDestination(Generic[S]):
     """Base of the destinations with a ledger topic.
@@ -81,7 +115,7 @@ class TopicDestination(Generic[S]):
     """
 
     settings: PipelineSettings
-    given: KafkaSinkSettings | FilesSinkSettings
+    given: TopicSettings
     source: KafkaSource
     connect: Connect = make
 

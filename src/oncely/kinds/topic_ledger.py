@@ -11,7 +11,7 @@ from oncely.core.ranges import TopicPartition, from_tree
 from oncely.kafka import topics
 from oncely.kafka.topics import check_open_files
 from oncely.kinds.destination import LedgerState, refusal
-from oncely.kinds.kafka.dead_letters import DeadLetters, replaying
+from oncely.kinds.topic_dead_letters import DeadLetters, replaying
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View
 from oncely.stores.topic.takeover import (

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
-
-from oncely.core import events
 
 
 @dataclass(frozen=True)
@@ -31,28 +28,3 @@ class RunResult:
 
     def __bool__(self) -> bool:
         return self.ended == "complete"
-
-
-@dataclass
-class Counts:
-    """Counts of the events of a run."""
-
-    began: float = field(default_factory=time.monotonic)
-    records: int = 0
-    rows: int = 0
-    rejects: int = 0
-    filtered: int = 0
-
-    def count(self, event: events.Event) -> None:
-        """Count an event."""
-        if isinstance(event, events.BatchCommitted):
-            self.records += event.records
-            self.rows += event.rows
-            self.rejects += event.rejects
-            self.filtered += event.filtered
-
-    def result(self, *, complete: bool) -> RunResult:
-        """The result of the run, which has ended."""
-        counts = self.records, self.rows, self.rejects, self.filtered
-        seconds = time.monotonic() - self.began
-        return RunResult("complete" if complete else "stopped", *counts, seconds)

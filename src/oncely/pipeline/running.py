@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.core import events
+from oncely.core.progress import RunState
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
 from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
-from oncely.pipeline.result import Counts, RunResult
+from oncely.pipeline.result import RunResult
 from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
@@ -285,10 +286,12 @@ def logged(
 
 def telling_the_end(listener: events.Listener, run: Callable[[events.Listener], bool]) -> RunResult:
     """Run, counting events; tell the listener, and return, how it has ended."""
-    complete, said, kind, tally = False, "", "", Counts()
+    complete, said, kind, state, began = False, "", "", RunState(), time.monotonic()
     try:
-        complete = run(_both(tally.count, listener))
-        return tally.result(complete=complete)
+        complete = run(_both(state.take, listener))
+        done, seconds = state.counts, time.monotonic() - began
+        ended: Literal["complete", "stopped"] = "complete" if complete else "stopped"
+        return RunResult(ended, done.records, done.rows, done.rejects, done.filtered, seconds)
     except Fenced as error:
         listener(fenced(error))
         said, kind = error.message, type(error).__name__

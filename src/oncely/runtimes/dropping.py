@@ -55,7 +55,7 @@ class Condition:
         except ConfigError as error:
             raise ConfigError(
                 "filter.drop",
-                error.message.partition(": ")[2],
+                error.problem,
                 way_out=f"one condition on {', '.join(_COLUMNS)}",
             ) from None
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from oncely.core import events
-from oncely.core.progress import Waited, waited
+from oncely.core.progress import RunState, Waited, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.phases import PHASES
 from oncely.prometheus import exposition, gauge
@@ -71,14 +71,11 @@ class Health:
         self._polled = self._moved_at = self.clock()
         self._waits: dict[TopicPartition, float] = {}  # since the last commit, or the first record
         self._failing: frozenset[TopicPartition] = frozenset()  # no commit since a failed one
-        self._state, self._epoch, self._error = "starting", 0, ""
+        self._run = RunState()
         self._metrics = RunMetrics(self.pipeline, self.clock, self.wall_clock)
-        self._positions: dict[TopicPartition, Position] = {}
         self._ends: Mapping[TopicPartition, Position] = {}
         self._ages: Mapping[TopicPartition, float] = {}
         self._read: dict[TopicPartition, float] = {}  # or had nothing to read
-        self._planned: frozenset[TopicPartition] = frozenset()
-        self._waiting: frozenset[TopicPartition] = frozenset()
         self._stored: Mapping[TopicPartition, Position] = {}
         self._strange: frozenset[TopicPartition] = frozenset()  # read by no member
 
@@ -91,84 +88,49 @@ class Health:
             self._take(event)
 
     def _take(self, event: events.Event) -> None:
+        before, planned = self._run.positions, self._run.planned
+        self._run.take(event)
         match event:
-            case events.PipelineOpened():
-                self._epoch, self._error = event.epoch, ""
-                if event.every or event.positions:  # not the first look of a member of a group
-                    self._state = "running"
-                self._moved(event.positions)
-            case events.RangeCommitted():
-                self._moved({event.partition: event.range.end})
-            case events.BatchCommitted():
-                self._error, self._planned = "", frozenset()
-                self._moved(event.positions)
-            case events.PartitionAdded():
-                self._moved({event.partition: event.position})
+            case events.PipelineOpened() | events.BatchCommitted():
+                self._moved(before, event.positions)
+            case events.RangeCommitted() | events.PartitionAdded() | events.GapFound():
+                self._moved(before, [event.partition])
             case events.BatchPlanned():
-                self._polled, self._planned = self.clock(), frozenset(event.ranges)
+                self._polled = self.clock()
             case events.Polled():
                 self._polled = self.clock()
                 self._was_read(event.read | event.waiting)
-                self._waiting = self._waiting - event.partitions | event.waiting
                 self._strange = event.unread
-                self._wait()
-            case _:
-                self._of_the_run(event)
-
-    def _of_the_run(self, event: events.Event) -> None:
-        match event:
-            case events.PartitionsChanged(change="assigned"):
-                self._state = "running"  # a member of a group, even without partitions
-            case events.PartitionsChanged():
-                self._lost(event.partitions)
             case events.BatchFailed():
-                self._error = self.secrets.redact(event.error)
-                self._was_read(self._planned)
-                self._failing |= self._planned
-                self._planned = frozenset()
-            case events.FencedOut():
-                self._lost(event.partitions or set(self._positions))
-                if not event.partitions:
-                    self._state = "fenced"
-            case events.StandingBy():
-                self._state = "standing by"
-            case events.Draining():
-                self._state = "draining"
-            case events.RunClosed():
-                self._state = "ended"
-                self._wait()
-
-    def _lost(self, partitions: Collection[TopicPartition]) -> None:
-        kept = {tp: at for tp, at in self._positions.items() if tp not in partitions}
-        self._positions = kept
-        self._planned -= frozenset(partitions)
-        self._waiting -= frozenset(partitions)
+                self._was_read(planned)
+                self._failing |= planned
+                return  # also of partitions whose ends are not known yet
         self._wait()
 
     def _wait(self) -> None:
         """Begin or end the time without a commit, by what there is to read; none after the end."""
-        left = {} if self._state == "ended" else self._lag
-        behind = left.keys() - self._waiting
+        left = {} if self._run.state == "ended" else self._lag
+        behind = left.keys() - self._run.waiting
         self._waits = {tp: self._waits.get(tp, self.clock()) for tp in sorted(behind)}
         self._failing &= behind
 
     def _was_read(self, partitions: Collection[TopicPartition]) -> None:
         self._read |= dict.fromkeys(partitions, self.clock())
 
-    def _moved(self, positions: Mapping[TopicPartition, Position]) -> None:
-        for tp, at in positions.items():
-            if at > self._positions.get(tp, -1):
+    def _moved(
+        self, before: Mapping[TopicPartition, Position], moved: Collection[TopicPartition]
+    ) -> None:
+        for tp in moved:
+            if self._run.positions[tp] > before.get(tp, -1):
                 self._waits.pop(tp, None)
                 self._failing -= {tp}
-        self._positions |= positions
         self._polled = self._moved_at = self.clock()
-        self._was_read(positions)
-        self._wait()
+        self._was_read(moved)
 
     def ends(self, ends: Mapping[TopicPartition, Position]) -> None:
         """Take the present last stable offsets."""
         with self._lock:
-            self._was_read(self._planned | (self._positions.keys() - self._lag.keys()))
+            self._was_read(self._run.planned | (self._run.positions.keys() - self._lag.keys()))
             self._ends = ends
             self._wait()
 
@@ -176,14 +138,17 @@ class Health:
         """Take positions of the ledger: the tasks of a long batch move them before its end."""
         with self._lock:
             self._stored = positions
-            known = {tp: at for tp, at in positions.items() if tp in self._positions}
-            if any(at > self._positions[tp] for tp, at in known.items()):
-                self._moved(known)
+            known = {tp: at for tp, at in positions.items() if tp in self._run.positions}
+            if any(at > self._run.positions[tp] for tp, at in known.items()):
+                before = self._run.positions
+                self._run.positions = {**before, **known}
+                self._moved(before, known)
+                self._wait()
 
     def unread(self) -> dict[TopicPartition, Position]:
         """The position of each partition that has offsets left to read."""
         with self._lock:
-            return {tp: self._positions[tp] for tp in self._lag}
+            return {tp: self._run.positions[tp] for tp in self._lag}
 
     def aged(self, timestamps: Mapping[TopicPartition, int | None]) -> None:
         """Take the timestamps, in ms since 1970, of the next records to read."""
@@ -210,7 +175,7 @@ class Health:
         with self._lock:
             now, behind = self.clock(), self._stood
             idle = now - self._polled
-            over = self._state == "ended"  # among others, which a restart would end
+            over = self._run.state == "ended"  # among others, which a restart would end
             unread = {} if over else self._unread(now)
             polling = over or (idle <= self.limits.polling and not unread)
             consuming = behind <= self.limits.consuming
@@ -229,8 +194,8 @@ class Health:
                     f" (ttl {self.limits.consuming:g} s),"
                     f" and {sum(self._lag.values()):,} offsets are left to read"
                 )
-            if reasons and self._error:
-                reasons.append(f"the last error: {self._error}")
+            if reasons and self._run.error:
+                reasons.append(f"the last error: {self.secrets.redact(self._run.error)}")
             return not reasons, self._document(not reasons, reasons) | {
                 "errors": {"polling_ttl_exceeded": not polling,
                            "consuming_ttl_exceeded": not consuming},
@@ -262,22 +227,22 @@ class Health:
         """Ready once the ledger was taken over or a group was joined, also without partitions, or
         while standing by."""
         with self._lock:
-            ready = self._state in ("running", "standing by")
-            return ready, self._document(ready, [] if ready else [f"the run is {self._state}"])
+            ready = self._run.state in ("running", "standing by")
+            return ready, self._document(ready, [] if ready else [f"the run is {self._run.state}"])
 
     def _document(self, good: bool, reasons: list[str]) -> dict[str, Any]:
         return {
             "status": "healthy" if good else "unhealthy",
             "pipeline": self.pipeline,
-            "state": self._state,
-            "epoch": self._epoch or None,
+            "state": self._run.state,
+            "epoch": self._run.epoch or None,
             "reasons": reasons,
         }
 
     @property
     def _lag(self) -> dict[TopicPartition, int]:
         """Offsets that are left to read, by partition; only of those with any."""
-        return self._lag_of(self._positions)
+        return self._lag_of(self._run.positions)
 
     def _lag_of(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
         ends = self._ends
@@ -287,15 +252,15 @@ class Health:
     def metrics(self) -> list[Metric]:
         """The metrics of the pipeline."""
         with self._lock:
-            running = self._state in ("running", "draining")
+            running = self._run.state in ("running", "draining")
             strange = {tp: self._stored.get(tp, 0) for tp in self._strange}
-            shown = strange | self._positions
+            shown = {**strange, **self._run.positions}
             now, lag = self.wall_clock(), self._lag_of(shown)
             since = {tp: now - seconds for tp, seconds in self._waited.each.items()}
             partitions = PartitionGauges(shown, self._ends, lag, self._ages, since)
             return [
                 *partitions.metrics(self.pipeline, self.group),
-                *self._metrics.metrics(self._epoch, running=running),
+                *self._metrics.metrics(self._run.epoch, running=running),
             ]
 
 

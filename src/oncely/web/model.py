@@ -19,9 +19,9 @@ from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
-from oncely.files.table import table_of
 from oncely.kafka.records import in_words
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.table import table_of
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json

@@ -6,8 +6,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.audit.stored.data_file import Unreadable, row_count, rows_of
-from oncely.lake.avro_file import AvroFiles
-from oncely.lake.parquet_file import ParquetFiles
+from oncely.kinds.data_file import AvroFiles, ParquetFiles
 
 ROWS = pa.table(
     {"id": list(range(50_000)), "a b": [f"name {n}" for n in range(50_000)], "": [1.5] * 50_000}

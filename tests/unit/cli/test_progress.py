@@ -12,10 +12,12 @@ from oncely.cli import screen
 from oncely.cli.logs import FIELDS
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Tally, sentence
 from oncely.core import events
+from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange, TopicPartition
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 OPENED = events.PipelineOpened("p", 3, {T0: 10, T1: 0}, first_start=False)
+FENCED = events.FencedOut(3, 4)
 EVENTS = [
     OPENED,
     events.BatchPlanned(0, {T0: OffsetRange(10, 30)}),
@@ -24,19 +26,22 @@ EVENTS = [
     events.PartitionAdded(TopicPartition("t", 2), 5),
     events.GapFound(T1, OffsetRange(0, 7)),
     events.BatchFailed("PostgreSQL: gone", 1, 2.0),
-    events.FencedOut(3, 4),
+    FENCED,
     events.StandingBy(),
     events.Draining(),
 ]
+HELD = [one for one in EVENTS if one is not FENCED]
 
 
 def test_a_tally_knows_positions_and_counts() -> None:
     tally = Tally()
-    for event in EVENTS:
-        tally.count(event)
-    assert (tally.epoch, tally.records, tally.rows, tally.rejects) == (3, 20, 18, 2)
+    for event in HELD:
+        tally.take(event)
+    assert (tally.epoch, tally.counts) == (3, Counts(20, 18, 2, 0))
     assert tally.positions == {T0: 30, T1: 7, TopicPartition("t", 2): 5}
     assert tally.summary().startswith("20 records: 18 rows, 2 rejects in ")
+    tally.take(FENCED)
+    assert (tally.state, tally.positions) == ("fenced", {})
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
@@ -52,7 +57,7 @@ def test_log_lines_hear_each_event_once(caplog: pytest.LogCaptureFixture) -> Non
         for event in EVENTS:
             progress(event)
     assert len(caplog.records) == len(EVENTS)
-    assert progress.tally.rows == 18
+    assert progress.tally.counts.rows == 18
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
@@ -63,7 +68,7 @@ def test_the_live_line_stays_one_line(width: int, monkeypatch: pytest.MonkeyPatc
     # A command that ran in this process has set up the log, and it goes to the same screen.
     monkeypatch.setattr(logging.getLogger("oncely.run"), "propagate", False)
     line = LiveLine("flights-of-the-year", lambda: {T0: 1_000_030, T1: 7})
-    for event in EVENTS:
+    for event in HELD:
         line(event)
     line._ends.ends = {T0: 1_000_030, T1: 7}
     console.print(Group(line.shown()))  # as Live does

@@ -127,7 +127,7 @@ def test_entries_of_all_threads_of_a_run_name_its_pipeline(
     said = [line.partition(" oncely.run")[2] for line in capsys.readouterr().err.splitlines()]
     for name in "ab":
         assert f" [{name}]: beside" in said
-        assert f" [{name}]: failed, and ends alone: spent by {name}" in said
+        assert f" [{name}]: failed, and ends alone: sink.max_rejects: spent by {name}" in said
     assert said[-1] == ": all"
 
 

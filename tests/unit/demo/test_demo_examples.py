@@ -9,7 +9,7 @@ import pytest
 from demo import lake
 from demo.job import ROOT
 from oncely.config import FilesSinkSettings, load
-from oncely.files.vacuum import SLACK
+from oncely.kinds.files.vacuum import SLACK
 
 GIVEN = {
     **{"FLIGHTS_BROKERS": "broker:9092", "EVENTS_BROKERS": "broker:9092"},

@@ -16,10 +16,9 @@ import pytest
 from oncely.core.batch import Chunk, Staged
 from oncely.core.claim import Fence, RejectCount
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.kinds.files.form import FilesTask
+from oncely.kinds.file_format import FileFormat, read_receipt
 from oncely.kinds.files.topics import ScopeSchemas
-from oncely.lake.file_format import FileFormat
-from oncely.lake.records import read_receipt
+from oncely.kinds.staged_files import FilesTask
 from oncely.runtimes.batches.commit import Answer, RangeCommit
 from oncely.stores.objects.store import Store
 

@@ -9,8 +9,8 @@ from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.records import KafkaRecord
-from oncely.kinds.kafka.dead_letters import dead_letter, opened
-from oncely.kinds.kafka.form import batch_size
+from oncely.kafka.sender import batch_size
+from oncely.kinds.topic_dead_letters import dead_letter, opened
 
 FENCE = Fence("orders", 4)
 REJECT = Reject(TopicPartition("t", 2), 5, 7, b"key", b"{", [("h", b"1")], "decode", "no JSON: é")

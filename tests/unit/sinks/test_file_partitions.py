@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oncely.decode.infer import InferringJson
 from oncely.decode.reference import parse_object
 from oncely.errors import ConfigError
-from oncely.lake.partitions import (
+from oncely.kinds.partitions import (
     NO_TIME,
     EventTime,
     FileNames,

@@ -17,12 +17,12 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import OlderFormat
-from oncely.kinds.files.form import FilesTask
+from oncely.kinds.data_file import read_avro
+from oncely.kinds.file_format import FileFormat, Scope, WrittenFile, encode, read_receipt
+from oncely.kinds.files.records import read_schema, schema_key
 from oncely.kinds.files.topics import ScopeSchemas
-from oncely.lake.avro_file import read
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import parse_partition_by
-from oncely.lake.records import Scope, WrittenFile, encode, read_receipt, read_schema, schema_key
+from oncely.kinds.partitions import parse_partition_by
+from oncely.kinds.staged_files import FilesTask
 from oncely.stores.objects.store import Store
 
 T0 = TopicPartition("events", 0)
@@ -78,7 +78,7 @@ def done(
     rows = {
         int(row["offset"]): row
         for file in receipt.files
-        for row in read((folder / file.path).read_bytes()).to_pylist()
+        for row in read_avro((folder / file.path).read_bytes()).to_pylist()
     }
     grown = {scope: arrow_schema_of(receipt.schemas[id_]) for scope, id_ in receipt.grown}
     return Done(rows, refused, grown, receipt.files)

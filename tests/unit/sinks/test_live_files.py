@@ -6,8 +6,9 @@ import tracemalloc
 
 import pytest
 
+from oncely.kinds.file_format import SourceRange, encode
+from oncely.kinds.files.records import ManifestFile, path_key, read_manifest
 from oncely.kinds.files.snapshot import LiveFiles
-from oncely.lake.records import ManifestFile, SourceRange, encode, path_key, read_manifest
 from tests.manifesttools import a_file
 
 FILES = 5_000

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from oncely.cli.web import Subject
+from oncely.kinds.file_format import Scope
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.records import ManifestFile, Scope, ScopeSchema
+from oncely.kinds.files.records import ManifestFile, ScopeSchema
 from oncely.pipeline.status import Judgement
 from oncely.web.model import Detail, Overview, Problem, files_of
 from oncely.web.page import pipeline

@@ -56,8 +56,8 @@ from oncely.kinds.base import DELETED, Judged, Portion, Tried, Which, row_digest
 from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.files.form import FilesTask
 from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.staged_files import FilesTask
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
@@ -90,12 +90,14 @@ class DeltaRewrites:
             return
         if table.metadata().configuration.get("delta.appendOnly") == "true":
             raise WrongInput(
-                "sink.url: delta.appendOnly is set, and a repair removes rows",
+                "delta.appendOnly is set, and a repair removes rows",
+                key="sink.url",
                 way_out="unset the property for the repair",
             )
         if "deletionVectors" in (table.protocol().writer_features or ()):
             raise WrongInput(
-                "sink.url: the table has deletion vectors, which a rewrite would lose",
+                "the table has deletion vectors, which a rewrite would lose",
+                key="sink.url",
                 way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
             )
 
@@ -405,7 +407,7 @@ class _Found:
             WrongInput: there is one.
         """
         for path, reason in self.unreadable.items():
-            raise WrongInput(f"sink.url: {path} can't be read: {reason}", way_out=_READABLE)
+            raise WrongInput(f"{path} can't be read: {reason}", key="sink.url", way_out=_READABLE)
 
     @property
     def files(self) -> list[str]:

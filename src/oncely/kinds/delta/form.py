@@ -17,7 +17,9 @@ from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
 from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
-from oncely.kinds.files.form import FilesTask
+from oncely.kinds.conform import conform
+from oncely.kinds.file_format import FileFormat
+from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
 from oncely.kinds.sql.form import (
     refuse_missing_keys,
     rejections_of,
@@ -25,9 +27,7 @@ from oncely.kinds.sql.form import (
     with_tombstones,
 )
 from oncely.kinds.sql.table import SOURCE_COLUMNS
-from oncely.lake.conform import conform
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import NO_VALUE, is_cut, parse_partition_by
+from oncely.kinds.staged_files import FilesTask
 
 TOPIC, PARTITION, OFFSET, CLEARED = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "cleared")

@@ -6,9 +6,7 @@ from typing import Any
 
 from oncely.extras import require
 from oncely.kinds.destination import Destination
-from oncely.kinds.files.kind import one_folder
-from oncely.kinds.kind import Kind, Parts, Texts
-from oncely.kinds.sql.kind import again
+from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
 
 
 def _destination(parts: Parts) -> Destination:

@@ -21,9 +21,9 @@ from oncely.errors import ConfigError, TableMismatch, check
 from oncely.kinds.base import DELETED, stage_rows
 from oncely.kinds.delta.form import CLEARED, DeltaFormat, DeltaTask, newest
 from oncely.kinds.delta.ledger import FOLDER, DeltaLedger, State
-from oncely.lake.leases import clock
-from oncely.lake.partitions import check_types, is_cut, parse_partition_by
-from oncely.lake.records import WrittenFile, read_receipt
+from oncely.kinds.file_format import WrittenFile, read_receipt
+from oncely.kinds.partitions import check_types, is_cut, parse_partition_by
+from oncely.kinds.staged_files import clock
 from oncely.stores.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect
 from oncely.stores.objects.s3 import require_conditional_writes
 from oncely.stores.objects.store import NoSuchFile, Store
@@ -222,7 +222,9 @@ class DeltaSink:
     def _require(self, table: Any) -> None:
         """Refuse a table that does not accept the rows."""
         if table is None:
-            raise TableMismatch("sink.url: there is no Delta table", way_out="start the run again")
+            raise TableMismatch(
+                "there is no Delta table", key="sink.url", way_out="start the run again"
+            )
         if missing := self._missing(table):
             raise TableMismatch(f"the table lacks the columns {missing.names}",
                                 way_out="start the run again, which adds them")  # fmt: skip

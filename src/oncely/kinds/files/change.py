@@ -54,12 +54,12 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
 from oncely.kinds.base import Judged, stage_judged
+from oncely.kinds.file_format import Receipt, read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
+from oncely.kinds.files.records import ManifestFile, is_mixed
 from oncely.kinds.files.sink import FilesSink, ManifestLoad
-from oncely.kinds.kafka.change import Passed, TopicReplay
-from oncely.kinds.kafka.dead_letters import DeadLetters, Reading, dead_letters, replaying
-from oncely.lake.partitions import is_mixed
-from oncely.lake.records import ManifestFile, Receipt, read_receipt
+from oncely.kinds.topic_dead_letters import DeadLetters, Reading, dead_letters, replaying
+from oncely.kinds.topic_replay import Passed, TopicReplay
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View, encode

@@ -12,13 +12,13 @@ import pyarrow as pa
 from oncely.config import FilesSinkSettings, JsonDecode
 from oncely.kinds.base import Form
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
+from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
-from oncely.kinds.files.form import sampled
 from oncely.kinds.files.sink import FilesSink, Topics
-from oncely.kinds.kafka.change import TopicReplay
+from oncely.kinds.partitions import parse_partition_by
+from oncely.kinds.staged_files import sampled
 from oncely.kinds.topic_destination import TopicDestination
-from oncely.lake.file_format import FileFormat
-from oncely.lake.partitions import parse_partition_by
+from oncely.kinds.topic_replay import TopicReplay
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 

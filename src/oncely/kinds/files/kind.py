@@ -7,8 +7,7 @@ from typing import Any
 from oncely.errors import Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
-from oncely.kinds.kafka.kind import BOTH_DELETED
-from oncely.kinds.kind import Kind, Parts, Texts
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
 
 
 def _destination(parts: Parts) -> Destination:
@@ -18,15 +17,6 @@ def _destination(parts: Parts) -> Destination:
     return FilesDestination(
         parts.settings, sink, parts.source, parts.kafka_connect, parts.files_connect
     )
-
-
-def one_folder(parts: Parts, beside: bool) -> str:
-    """That machines share a folder."""
-    del beside
-    sink: Any = parts.settings.sink
-    if not parts.settings.on_cluster or not str(sink.url).startswith("file:"):
-        return ""
-    return "not checked: sink.url must be one folder that all machines of the cluster share"
 
 
 KIND = Kind(

@@ -57,14 +57,12 @@ from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch, St
 from oncely.kafka.client import ErrorState, KafkaAdmin
 from oncely.kafka.topics import TopicLog, configured, identified, largest_batch
 from oncely.kafka.transaction import Message, Transaction
+from oncely.kinds.file_format import Scope, encode
 from oncely.kinds.files import snapshot
-from oncely.kinds.files.snapshot import FIELDS, LiveFiles
-from oncely.lake.records import (
+from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,
-    Scope,
     ScopeSchema,
-    encode,
     owner_key,
     path_key,
     read_manifest,
@@ -72,6 +70,7 @@ from oncely.lake.records import (
     read_schema,
     schema_key,
 )
+from oncely.kinds.files.snapshot import FIELDS, LiveFiles
 from oncely.stores.objects.root import shown_url
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import READER, Cluster, PipelineTopics

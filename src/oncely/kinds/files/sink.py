@@ -25,27 +25,24 @@ from oncely.kafka import topics
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message
 from oncely.kinds.base import stage_rows
-from oncely.kinds.files import topics as own_topics
-from oncely.kinds.files.form import FilesTask
-from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
-from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
-from oncely.kinds.kafka.publishing import InTime, Publisher
-from oncely.lake.file_format import FileFormat
-from oncely.lake.leases import Limits, StagingLeases, clock
-from oncely.lake.partitions import check_types
-from oncely.lake.records import (
+from oncely.kinds.file_format import (
+    FileFormat,
     Format,
-    ManifestFile,
     Receipt,
     Scope,
-    ScopeSchema,
     SourceRange,
     WrittenFile,
     encode,
-    path_key,
     read_receipt,
-    schema_key,
 )
+from oncely.kinds.files import topics as own_topics
+from oncely.kinds.files.leases import Limits, StagingLeases
+from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
+from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, schema_key
+from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
+from oncely.kinds.partitions import check_types
+from oncely.kinds.staged_files import FilesTask, clock
+from oncely.kinds.topic_publishing import InTime, Publisher
 from oncely.per_process import PerProcess
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
@@ -353,7 +350,8 @@ class FilesSink:
             return schema if known is None else merge(known, schema)
         except CannotMerge as error:
             raise TableMismatch(
-                f"decode.schema: {error}, and there are files with it",
+                f"{error}, and there are files with it",
+                key="decode.schema",
                 way_out="keep the column's type, give the new one another name, or give the"
                 " pipeline a new name, root and topics",
             ) from None

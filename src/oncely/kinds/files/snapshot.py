@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from oncely.lake.records import ManifestFile, ManifestOwner, ScopeSchema
+from oncely.kinds.files.records import ManifestFile, ManifestOwner, ScopeSchema
 
 # The path is the first field, and the key. The last one, other files of the message, is not kept.
 _KEPT = msgspec.structs.fields(ManifestFile)[1:-1]

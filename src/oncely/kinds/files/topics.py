@@ -34,7 +34,8 @@ from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.topics import SEGMENTS, find_compacted, missing
-from oncely.lake.records import Receipt, Scope, ScopeSchema
+from oncely.kinds.file_format import Receipt, Scope
+from oncely.kinds.files.records import ScopeSchema
 from oncely.stores.objects.store import NoSuchFile, Store
 
 _DAY = 86_400_000  # milliseconds

@@ -21,7 +21,7 @@ from oncely.kinds.sql.destination import check_table, checks, dead_letters, look
 from oncely.kinds.sql.privileges import Needs, missing_privileges
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Wanted
-from oncely.stores.sql.connection import Connect
+from oncely.stores.sql.connection import Connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 
@@ -142,4 +142,4 @@ class HandlersDestination:
                     inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
             table = str(sink.wanted.table)
             facts = SinkFacts("ledger of handlers", sink.dialect.endpoint, table, exists, ())
-        return SinkPlan(facts, None, tuple(one.replace("%%", "%") + ";" for one in statements))
+        return SinkPlan(facts, None, tuple(plain(one) + ";" for one in statements))

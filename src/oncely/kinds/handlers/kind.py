@@ -7,8 +7,7 @@ from typing import Any
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
-from oncely.kinds.kind import Kind, Parts, Texts
-from oncely.kinds.sql.kind import RESTORED
+from oncely.kinds.kind import RESTORED, Kind, Parts, Texts
 
 
 def _destination(parts: Parts) -> Destination:

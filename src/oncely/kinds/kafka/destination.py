@@ -16,16 +16,12 @@ from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
 from oncely.kinds.base import Form
 from oncely.kinds.destination import SinkFacts
-from oncely.kinds.kafka.change import (
-    KafkaRewrites,
-    TopicReplay,
-    refuse_compacted,
-    replay_into_topics,
-)
+from oncely.kinds.kafka.change import KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
+from oncely.kinds.topic_replay import TopicReplay
 
 _NO_LATE_DELETES = (
     "a tombstone written late could delete newer records, for readers that keep the last record"
@@ -185,7 +181,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             way_out = error.way_out.replace("source.brokers", "sink.brokers")
             if isinstance(error, ConfigError):
                 raise ConfigError("sink.brokers", error.message, way_out=way_out) from None
-            raise type(error)(f"sink.brokers: {error.message}", way_out=way_out) from None
+            raise type(error)(error.message, key="sink.brokers", way_out=way_out) from None
         if here != there:
             raise ConfigError(
                 "sink.brokers",

@@ -8,7 +8,7 @@ compression: it fits with any codec.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from time import time
@@ -18,21 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Chunk, Formed, IntArray, Rejection
-from oncely.core.digest import Recipe
+from oncely.core.batch import Batch, Chunk, Formed, IntArray, Packet, Rejection, Staged
+from oncely.core.digest import Recipe, digest_sum
 from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
-from oncely.kafka.sender import Columns
+from oncely.kafka.sender import BATCH_HEAD, Columns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import Form, digests_of
+from oncely.kinds.base import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, header_lists
 from oncely.kinds.sql.form import keys_like_rows, rejections_of
+from oncely.kinds.topic_publishing import InTime
 
 _NONE = pa.nulls(0, pa.large_binary())
-_BATCH = 61  # bytes before the records of a batch
-_FIXED = 3  # attributes, timestamp delta and offset delta of its first record
 _MOST = 64  # upper bound of all varints of a record without headers
 # A timestamp so close to its bound may be beyond it by the broker's clock, or on arrival.
 _ROOM_MS = 10_000
@@ -267,7 +266,7 @@ def _all_accepted(found: Messages, limits: TopicLimits, now: int) -> bool:
         return False
     sizes = map(pc.binary_length, (found.key, found.value))
     largest = sum(pc.max(one).as_py() or 0 for one in sizes)
-    return _BATCH + _MOST + largest <= limits.size
+    return BATCH_HEAD + _MOST + largest <= limits.size
 
 
 def _refusal(message: Message, topic: str | None, limits: TopicLimits, now: int) -> str:
@@ -280,7 +279,7 @@ def _refusal(message: Message, topic: str | None, limits: TopicLimits, now: int)
         return f"timestamp {message.timestamp} is out of the bounds of topic {topic!r}: {bound}"
     if not message.headers:
         plain = len(message.key or b"") + len(message.value or b"")
-        if _BATCH + _MOST + plain <= limits.size:
+        if BATCH_HEAD + _MOST + plain <= limits.size:
             return ""
     size = batch_size(message)
     if size <= limits.size:
@@ -299,25 +298,82 @@ def _untimely(timestamp: int, limits: TopicLimits, now: int) -> str:
     return ""
 
 
-def batch_size(message: Message) -> int:
-    """Bytes of a batch with only this message, uncompressed."""
-    body = _FIXED + _sized(message.key) + _sized(message.value) + _varint(len(message.headers))
-    for name, value in message.headers:
-        body += _sized(name.encode()) + _sized(value)
-    return _BATCH + _varint(body) + body
-
-
-def _sized(data: bytes | None) -> int:
-    """Bytes of a length prefix and its content; null has the length -1."""
-    return 1 if data is None else _varint(len(data)) + len(data)
-
-
-def _varint(number: int) -> int:
-    """Bytes of a non-negative number as a zigzag varint."""
-    return max(1, -(-(2 * number).bit_length() // 7))
-
-
 def _merged(
     rows: pa.LargeBinaryArray, deletes: pa.LargeBinaryArray, order: IntArray
 ) -> pa.LargeBinaryArray:
     return pa.concat_arrays([rows, deletes]).take(pa.array(order))
+
+
+# -- rows of a Spark transform as packets --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedMessages:
+    """Messages that tasks have encoded, and that are read while they are sent."""
+
+    def topics(self, batch: Batch) -> list[str]:
+        """The topics of the packets."""
+        return sorted({one.name for one in batch.staged if one.name})
+
+    def ready(self) -> None:
+        """Nothing to check: the messages do not depend on other state."""
+
+    def fresh(self) -> None:
+        """Nothing to check: messages do not expire."""
+
+    def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
+        """Send packet by packet."""
+        for packet in batch.packets():
+            for part in packet.content.combine_chunks().to_batches():
+                columns = Columns(part.column("key"), part.column("value"))
+                writer.send_columns(packet.staged.name or "", columns)
+            in_time()
+
+
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),  # null: the sink's only topic
+        ("key", pa.large_binary()),
+        ("value", pa.large_binary()),
+    ]
+)
+
+
+def packets(rows: pa.Table, form: RecordFormat, limits: Limits) -> list[Packet]:
+    """Encode rows, in a packet for each topic.
+
+    Raises:
+        Stopped: a row cannot be encoded. After a transform a row belongs to no single record, so it
+            cannot become a reject.
+    """
+    return [_packet(topic, part, form) for topic, part in _by_topic(_encoded(rows, form, limits))]
+
+
+def _packet(topic: str | None, part: pa.Table, form: RecordFormat) -> Packet:
+    digest = digest_sum(row_digests(part, None, form.recipe))
+    name = form.topic if topic is None else topic
+    return Packet(Staged(name, part.num_rows, digest, str(form.recipe)), part)
+
+
+def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
+    none, each = np.array([], dtype=np.int64), np.arange(rows.num_rows)
+    chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
+    found = encode(chunk, form, limits)
+    if found.rejections:
+        raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
+    messages = found.rows
+    topics = messages.topic if messages.only is None else [None] * len(messages.topic)
+    of_each = pa.array(topics, SCHEMA.field("topic").type)
+    return pa.table([of_each, messages.key, messages.value], schema=SCHEMA)
+
+
+def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:
+    """The messages of each topic, in order."""
+    column = messages.column("topic").combine_chunks()
+    if column.null_count == len(column):
+        yield None, messages
+        return
+    topics = column.dictionary_encode()
+    index = topics.indices.to_numpy()
+    for at, topic in enumerate(topics.dictionary.to_pylist()):
+        yield topic, messages.take(pa.array(np.flatnonzero(index == at)))

@@ -106,7 +106,7 @@ class RecordFormat:
             TableMismatch: a column is missing or has an unsupported type.
         """
         if (self.topic is None) == (self.topic_column is None):
-            raise TableMismatch("sink: one of topic and topic_column, and not both")
+            raise TableMismatch("one of topic and topic_column, and not both", key="sink")
         self._column("topic_column", self.topic_column, (pt.is_string, pt.is_large_string))
         self._column("key", self.key, (*_BYTES, pt.is_integer, pt.is_boolean))
         if isinstance(self.value, RawValue):
@@ -118,7 +118,8 @@ class RecordFormat:
         elif unfit := arrow_json.unfit(columns):
             name, reason = next(iter(unfit.items()))
             raise TableMismatch(
-                f"sink.value: column {name!r} can't be written as JSON: {reason}",
+                f"column {name!r} can't be written as JSON: {reason}",
+                key="sink.value",
                 way_out="cast it in the transform, or leave it out",
             )
 
@@ -160,13 +161,15 @@ class RecordFormat:
             return
         if self.schema.names.count(name) != 1:
             raise TableMismatch(
-                f"sink.{setting}: the rows have no column {name!r}",
+                f"the rows have no column {name!r}",
+                key=f"sink.{setting}",
                 way_out=f"they have: {', '.join(self.schema.names)}",
             )
         type_ = self.schema.field(name).type
         if not any(kind(type_) for kind in kinds):
             raise TableMismatch(
-                f"sink.{setting}: column {name!r} is {type_}",
+                f"column {name!r} is {type_}",
+                key=f"sink.{setting}",
                 way_out="cast it in the transform",
             )
 
@@ -216,15 +219,15 @@ class AvroValue:
             parsed = json.loads(self.schema)
             _parsed(self.schema)
         except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
-            raise TableMismatch(f"sink.value: not an Avro schema: {error!r}") from None
+            raise TableMismatch(f"not an Avro schema: {error!r}", key="sink.value") from None
         if not isinstance(parsed, dict) or parsed.get("type") != "record":
-            raise TableMismatch("sink.value: the Avro schema is not a record")
+            raise TableMismatch("the Avro schema is not a record", key="sink.value")
         fields = {f["name"] for f in parsed["fields"]}
         if extra := sorted(set(columns.names) - fields):
-            raise TableMismatch(f"sink.value: the Avro schema has no field for {extra}")
+            raise TableMismatch(f"the Avro schema has no field for {extra}", key="sink.value")
         bare = {f["name"] for f in parsed["fields"] if "default" not in f}
         if missing := sorted(bare - set(columns.names)):
-            raise TableMismatch(f"sink.value: no column for the Avro fields {missing}")
+            raise TableMismatch(f"no column for the Avro fields {missing}", key="sink.value")
 
     def encoded(self, rows: pa.Table) -> list[bytes]:
         """One record for each row.

@@ -7,12 +7,7 @@ from typing import Any
 from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
 from oncely.kinds.destination import Destination
-from oncely.kinds.kind import Kind, Parts, Texts
-
-BOTH_DELETED = (
-    "when the ledger topic and the consumer group are both deleted, no trace of earlier runs "
-    "is left: the pipeline begins again"
-)
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
 
 
 def _destination(parts: Parts) -> Destination:

@@ -16,11 +16,17 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, check
 from oncely.kafka import producer_settings, topics
 from oncely.kafka.sender import Sender
-from oncely.kinds.kafka import dead_letters as dead_letter_messages
-from oncely.kinds.kafka import publishing
-from oncely.kinds.kafka.form import Messages, digested, encode, of_partition
+from oncely.kinds import topic_dead_letters as dead_letter_messages
+from oncely.kinds.kafka.form import (
+    Messages,
+    PackedMessages,
+    digested,
+    encode,
+    of_partition,
+    packets,
+)
 from oncely.kinds.kafka.format import RecordFormat
-from oncely.kinds.kafka.publishing import packets
+from oncely.kinds.topic_publishing import Publisher
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import moving, run_concurrently, write_positions
 from oncely.stores.topic.ledger import TopicLedger
@@ -212,10 +218,8 @@ class KafkaSink:
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Publish rows, rejects and every position in one transaction; in the driver."""
         check(self.by_batch, "a run that commits by partitions does not publish")
-        load = publishing.PackedMessages()
-        publishing.Publisher(self.cluster, load, self.rejects_topic, self.largest).publish(
-            batch, fence, claim
-        )
+        load = PackedMessages()
+        Publisher(self.cluster, load, self.rejects_topic, self.largest).publish(batch, fence, claim)
 
     # -- parts ---------------------------------------------------------------------------------
 

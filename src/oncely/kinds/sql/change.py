@@ -97,15 +97,17 @@ class SqlRewrites:
         with self.sink.ledger.looking() as look:
             if dialect.barred(look, table, deletes=True):
                 raise WrongInput(
-                    f"sink.table: row-level security of {table} may hide rows from the role in"
+                    f"row-level security of {table} may hide rows from the role in"
                     " sink.url: a row that is not deleted would be there twice",
+                    key="sink.table",
                     way_out="use a role with BYPASSRLS",
                 )
             others = dialect.cascades(look, table)
         if others:
             raise WrongInput(
-                f"sink.table: rows of {', '.join(others)} refer to {table}, and would be deleted"
+                f"rows of {', '.join(others)} refer to {table}, and would be deleted"
                 " or changed with its rows (ON DELETE)",
+                key="sink.table",
                 way_out="drop the foreign key for the repair; without an action, only records with"
                 " rows that others refer to are left as they are",
             )

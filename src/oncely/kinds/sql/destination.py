@@ -36,7 +36,7 @@ from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
 from oncely.kinds.sql.sink import SqlSink, target_of
 from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
-from oncely.stores.sql.connection import Connect, Connection, brief_session
+from oncely.stores.sql.connection import Connect, Connection, brief_session, plain
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.sql.tables import activity
@@ -312,7 +312,7 @@ class SqlDestination:
                 _columns(sink, schema, target),
             )
         connections = self._connections(left, inspection) if facts is not None else None
-        statements = tuple(one.replace("%%", "%") + ";" for one in ddl + of_ledger)
+        statements = tuple(plain(one) + ";" for one in ddl + of_ledger)
         return SinkPlan(facts, connections, statements)
 
     def _privileges(

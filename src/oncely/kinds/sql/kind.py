@@ -8,12 +8,7 @@ from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
 from oncely.kinds.destination import Destination
-from oncely.kinds.kind import Kind, Parts, Texts
-
-RESTORED = (
-    "a database that is restored to an earlier state is restored with its positions: what"
-    " came after is read again, as far as the topic still holds it"
-)
+from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
 
 
 def _destination(parts: Parts) -> Destination:
@@ -26,15 +21,6 @@ def _destination(parts: Parts) -> Destination:
 def _require(sink: SqlSinkSettings) -> None:
     if sink.dialect != "sqlite":
         require("sql", "sink.url", "PostgreSQL")
-
-
-def again(sink: Any) -> str:
-    """What the mode of a table makes of records that are written again."""
-    if sink.mode == "upsert":
-        return "an upsert by the same keys makes the second writing of a record harmless"
-    return (
-        'records that are written again are duplicate rows; mode = "upsert" would store them once'
-    )
 
 
 def _unchecked(parts: Parts, beside: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncely.kinds.sql.sink import SqlSink
-from oncely.stores.sql.connection import Connection, TableName
+from oncely.stores.sql.connection import Connection, TableName, plain
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.sql.tables import AMENDMENTS, PIPELINES, POSITIONS, RANGES, REJECTS, TABLES
 
@@ -132,7 +132,7 @@ def _grants(
 
 
 def _named(sink: SqlSink, connection: Connection, table: TableName) -> str:
-    quoted = sink.ledger.tables.quoted(table).replace("%%", "%")
+    quoted = plain(sink.ledger.tables.quoted(table))
     ((name,),) = connection.query("SELECT to_regclass(%s)::text", (quoted,))
     return str(name)
 
@@ -153,7 +153,7 @@ def _lacks(
     columns: Sequence[str],
 ) -> list[str]:
     """The privileges that the user has neither on the table nor on each of the columns."""
-    name = sink.ledger.tables.quoted(table).replace("%%", "%")
+    name = plain(sink.ledger.tables.quoted(table))
     return [
         one
         for one in wanted

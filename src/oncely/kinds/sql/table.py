@@ -157,7 +157,8 @@ def _refuse_names(dialect: Dialect, wanted: Wanted) -> None:
         else:
             continue
         raise TableMismatch(
-            f"sink.table: {name!r}: {reason}",
+            f"{name!r}: {reason}",
+            key="sink.table",
             way_out="rename it, in decode.schema or a transform, or in sink.table",
         )
 
@@ -195,7 +196,8 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     columns = dialect.columns(connection, wanted.table)
     if not columns:
         raise TableMismatch(
-            f"sink.table: there is no table {wanted.table} in {dialect.endpoint}",
+            f"there is no table {wanted.table} in {dialect.endpoint}",
+            key="sink.table",
             way_out="set sink.create = true, or create it with the DDL of `oncely plan --ddl`",
         )
     by_name = {column.name: column for column in columns}
@@ -209,8 +211,8 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     found = [problem for problem in problems if problem]
     if found:
         raise TableMismatch(
-            f"sink.table: {wanted.table} does not accept the pipeline's rows:\n    - "
-            + "\n    - ".join(found),
+            f"{wanted.table} does not accept the pipeline's rows:\n    - " + "\n    - ".join(found),
+            key="sink.table",
             way_out="change decode.schema, add a transform, or alter the table",
         )
     fits = tuple(_fit(dialect, by_name[field.name], field) for field in wanted.schema)
@@ -264,7 +266,7 @@ def check_unaltered(
     if identity != target.identity:
         changed.insert(0, "it was dropped and made again")
     if changed:
-        raise TableAltered(f"sink.table: {target.table}: {'; '.join(changed)}")
+        raise TableAltered(f"{target.table}: {'; '.join(changed)}")
 
 
 def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[ColumnFit]) -> None:
@@ -281,8 +283,9 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
     ]
     if found:
         raise TableMismatch(
-            f"sink.table: values would be rounded on their way into {wanted.table}:\n    - "
+            f"values would be rounded on their way into {wanted.table}:\n    - "
             + "\n    - ".join(found),
+            key="sink.table",
             way_out="give the columns more digits; or declare or cast what they keep; or"
             ' sink.rounding = "allow"',
         )
@@ -296,17 +299,19 @@ def _refuse_policies(dialect: Dialect, connection: Connection, wanted: Wanted) -
         TableMismatch: the error names the table.
     """
     barred = dialect.barred(connection, wanted.table, deletes=bool(wanted.keys))
-    of = f"sink.table: row-level security of {wanted.table}"
+    of = f"row-level security of {wanted.table}"
     if barred == "hides":
         raise TableMismatch(
             f"{of} may hide rows from the role in"
             " sink.url: a tombstone would delete no row that is hidden, silently",
+            key="sink.table",
             way_out="use a role with BYPASSRLS, or give the role a policy for all commands with"
             " USING (true)",
         )
     if barred:
         raise TableMismatch(
             f"{of} has no policy by which the role in sink.url may insert rows",
+            key="sink.table",
             way_out="create one, or use a role with BYPASSRLS",
         )
 

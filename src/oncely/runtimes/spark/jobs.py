@@ -91,7 +91,8 @@ class SparkJobs:
 
         if isinstance(error, AnalysisException):
             return WrongInput(
-                f"transform.spark: {str(error).splitlines()[0]}",
+                f"{str(error).splitlines()[0]}",
+                key="transform.spark",
                 way_out="correct the function: Spark can't plan what it returns",
             )
         if is_java(error) and sessions.exit_code() is None:

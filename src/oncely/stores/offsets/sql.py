@@ -182,17 +182,15 @@ _WAY = "check user, password, database and the user's grants on offsets.table"
 
 def _for_offsets(error: WrongInput) -> OncelyError:
     """Adapt the error: the database client names keys of the sink."""
+    section, _, key = error.key.partition(".")
+    if section == "offsets":
+        return error
     if isinstance(error, ConfigError):
-        if error.key.startswith("offsets."):
-            return error
         return ConfigError("offsets.url", error.problem, way_out=error.way_out)
-    for key in ("url", "table"):
-        if error.message.startswith(f"sink.{key}: "):
-            text = error.message.removeprefix(f"sink.{key}: ")
-            return ConfigError(f"offsets.{key}", text, way_out=_WAY)
-    # An error of a statement: SQLite's file may be no database, else it is about the table.
-    file = error.message.startswith("SQLite") and not isinstance(error, TableMismatch)
-    return ConfigError(f"offsets.{'url' if file else 'table'}", error.message, way_out=_WAY)
+    if not key:  # an error of a statement: a file may be no database, else it is about the table
+        file = error.message.startswith("SQLite") and not isinstance(error, TableMismatch)
+        key = "url" if file else "table"
+    return ConfigError(f"offsets.{key}", error.problem, way_out=_WAY)
 
 
 def _connect(dialect: Dialect) -> Connection:

@@ -71,8 +71,9 @@ class RowsDropped(Stopped):
 
     def __init__(self, table: TableName, sent: int, taken: int) -> None:
         super().__init__(
-            f"sink.table: {table} was given {sent} rows and has taken {taken}: something in the"
+            f"{table} was given {sent} rows and has taken {taken}: something in the"
             " database drops rows without a word; nothing was written",
+            key="sink.table",
             way_out="look for a BEFORE INSERT trigger that returns NULL (or RAISE(IGNORE));"
             " filter in the transform instead, where what is left out is counted",
         )
@@ -83,8 +84,9 @@ class RowsKept(Stopped):
 
     def __init__(self, table: TableName) -> None:
         super().__init__(
-            f"sink.table: {table} keeps rows that were deleted: their replacement would be there"
+            f"{table} keeps rows that were deleted: their replacement would be there"
             " beside them; nothing was changed",
+            key="sink.table",
             way_out="look for a BEFORE DELETE trigger that returns NULL (or RAISE(IGNORE)), or a"
             " rule ON DELETE; disable it for the repair",
         )
@@ -96,6 +98,7 @@ class TableAltered(TableMismatch):
     def __init__(self, problem: str) -> None:
         super().__init__(
             f"{problem}: the table was altered during the run; nothing was written",
+            key="sink.table",
             way_out="start again: a run reads the table's types at its start, and `oncely "
             "plan` shows whether they accept the rows",
         )
@@ -541,6 +544,11 @@ class Dialect(Protocol):
 
 Connect = Callable[[Dialect, str], Connection]
 """Opens a session: ``(dialect, application) -> Connection``. Tests use a wrapper."""
+
+
+def plain(statement: str) -> str:
+    """A statement, or a name, for people: with the percent signs that parameters have doubled."""
+    return statement.replace("%%", "%")
 
 
 def connect(dialect: Dialect, application: str) -> Connection:

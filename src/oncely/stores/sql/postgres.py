@@ -468,7 +468,8 @@ class Postgres:
                 session.execute("SET datestyle = 'ISO'")
         except psycopg.ProgrammingError as error:
             raise WrongInput(
-                f"sink.url: {self._secrets.redact(str(error))}",
+                f"{self._secrets.redact(str(error))}",
+                key="sink.url",
                 way_out="postgresql://user:password@host:port/database",
             ) from None
         except psycopg.OperationalError as error:
@@ -790,7 +791,9 @@ def _refused(text: str, endpoint: str) -> Exception:
         "CONNECT privilege",
     )
     if any(mistake in last for mistake in mistakes):
-        return WrongInput(f"sink.url: {last}", way_out="check user, password, database, sslmode")
+        return WrongInput(
+            f"{last}", key="sink.url", way_out="check user, password, database, sslmode"
+        )
     reasons = "; ".join(line.removeprefix("connection failed: ") for line in lines)
     return Unavailable(
         f"no connection to PostgreSQL at {endpoint}: {reasons}",

@@ -71,7 +71,8 @@ class Sqlite:
         except sqlite3.Error as error:
             if not Path(self.path).exists():
                 raise TableMismatch(
-                    f"sink.url: there is no database file {self.path}",
+                    f"there is no database file {self.path}",
+                    key="sink.url",
                     way_out="set sink.create = true, or create it with the DDL of `oncely plan"
                     " --ddl`; SQLite needs a local spark.master",
                 ) from None
@@ -94,8 +95,7 @@ class Sqlite:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return  # another process is creating it at the moment
-            problem = f"sink.url: {self.path} can't be created: {error}"
-            raise WrongInput(problem, way_out="the directory must exist and be writable") from None
+            raise self._uncreatable(error) from None
 
     def require_creatable(self) -> None:
         """Refuse a path at which :meth:`create_database` cannot create the file.
@@ -110,10 +110,14 @@ class Sqlite:
         elif not os.access(folder, os.W_OK | os.X_OK):
             problem = f"this user may not write in the directory {folder}"
         if problem:
-            raise WrongInput(
-                f"sink.url: {self.path} can't be created: {problem}",
-                way_out="the directory must exist and be writable",
-            )
+            raise self._uncreatable(problem)
+
+    def _uncreatable(self, reason: object) -> WrongInput:
+        return WrongInput(
+            f"{self.path} can't be created: {reason}",
+            key="sink.url",
+            way_out="the directory must exist and be writable",
+        )
 
     def _open(self, mode: str) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < _NEEDS:
@@ -188,7 +192,8 @@ class Sqlite:
         """
         if table.schema not in (None, "main"):
             raise TableMismatch(
-                f"sink.table: SQLite has no schema {table.schema!r}",
+                f"SQLite has no schema {table.schema!r}",
+                key="sink.table",
                 way_out=f'sink.table = "{table.name}"',
             )
         kind = connection.query(
@@ -198,7 +203,8 @@ class Sqlite:
             return []
         if kind[0] != ("table", 1):
             raise TableMismatch(
-                f"sink.table: {table} is not a STRICT table: SQLite would not refuse wrong types",
+                f"{table} is not a STRICT table: SQLite would not refuse wrong types",
+                key="sink.table",
                 way_out="create it again with the DDL of `oncely plan --ddl`",
             )
         rows = connection.query(

@@ -88,8 +88,9 @@ def check_known_table(connection: Connection, tables: LedgerTables) -> None:
         require_fit(one)
         if one.relation.is_secured:
             raise TableMismatch(
-                f"sink.table: row-level security of {tables.beside.sibling(table)} applies to the"
+                f"row-level security of {tables.beside.sibling(table)} applies to the"
                 " role in sink.url: it could hide the positions",
+                key="sink.table",
                 way_out="use a role with BYPASSRLS, or disable it for the tables oncely_*",
             )
     ledger = LedgerStatements(tables)
@@ -104,7 +105,7 @@ def require_fit(table: TableFacts) -> None:
     """
     if table.unfit is not None:
         problem, way_out = table.unfit
-        raise TableMismatch(f"sink.table: {problem}", way_out=way_out)
+        raise TableMismatch(problem, key="sink.table", way_out=way_out)
 
 
 def check_same_table(
@@ -124,8 +125,9 @@ def check_same_table(
     tables, pipeline = ledger.tables, ledger.tables.pipeline
     if registered.target != tables.beside.name:
         raise TableMismatch(
-            f"sink.table: it is {tables.beside.name!r}, and pipeline {pipeline!r} has written to"
+            f"it is {tables.beside.name!r}, and pipeline {pipeline!r} has written to"
             f" {registered.target!r}: the new table would begin where the old one ends",
+            key="sink.table",
             way_out="give the pipeline a new name to begin again; if this is meant (the table was"
             " renamed), `oncely offsets reset FILE --shift-by 0 --execute` confirms it",
         )
@@ -134,8 +136,9 @@ def check_same_table(
         return
     if now.target is None:
         raise TableMismatch(
-            f"sink.table: {tables.beside} is missing, and the ledger holds positions of pipeline"
+            f"{tables.beside} is missing, and the ledger holds positions of pipeline"
             f" {pipeline!r}: a new table would begin in the middle of the topic",
+            key="sink.table",
             way_out="restore table and ledger from the same backup; to begin again, "
             "`oncely offsets reset FILE --to-earliest --execute` (the next run creates the table)"
             " or a new name of the pipeline",
@@ -146,9 +149,10 @@ def check_same_table(
     if noted.target == now.target:
         theirs, same = same, theirs
     raise TableMismatch(
-        f"sink.table: {theirs} is not the table that pipeline {pipeline!r} has written to, but"
+        f"{theirs} is not the table that pipeline {pipeline!r} has written to, but"
         f" another one of its name (dropped and made again, or restored), and {same} is the same"
         " as before: rows and positions don't belong together",
+        key="sink.table",
         way_out="restore table and ledger from the same backup; or set the positions:"
         " `oncely offsets reset FILE --to-earliest --execute` reads everything again,"
         " `--shift-by 0` accepts the present table",

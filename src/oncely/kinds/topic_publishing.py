@@ -17,18 +17,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-import numpy as np
-import pyarrow as pa
-
-from oncely.core.batch import Batch, Chunk, Packet, Staged, StagedRowsGone
+from oncely.core.batch import Batch, StagedRowsGone
 from oncely.core.claim import Claim, Fence
-from oncely.core.digest import digest_sum
 from oncely.errors import Unavailable, check
-from oncely.kafka.sender import Columns, Sender
-from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
-from oncely.kinds.kafka.dead_letters import dead_letters
-from oncely.kinds.kafka.form import Limits, encode
-from oncely.kinds.kafka.format import RecordFormat
+from oncely.kafka.sender import Sender
+from oncely.kinds.topic_dead_letters import dead_letters
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import moving, write_positions
 
@@ -71,29 +64,6 @@ class Load(Protocol):
         Raises:
             StagedRowsGone: the staged output is too old to be published.
         """
-
-
-@dataclass(frozen=True)
-class PackedMessages:
-    """Messages that tasks have encoded, and that are read while they are sent."""
-
-    def topics(self, batch: Batch) -> list[str]:
-        """The topics of the packets."""
-        return sorted({one.name for one in batch.staged if one.name})
-
-    def ready(self) -> None:
-        """Nothing to check: the messages do not depend on other state."""
-
-    def fresh(self) -> None:
-        """Nothing to check: messages do not expire."""
-
-    def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
-        """Send packet by packet."""
-        for packet in batch.packets():
-            for part in packet.content.combine_chunks().to_batches():
-                columns = Columns(part.column("key"), part.column("value"))
-                writer.send_columns(packet.staged.name or "", columns)
-            in_time()
 
 
 @dataclass(frozen=True)
@@ -186,55 +156,3 @@ class Publisher:
                 way_out="raise sink.transaction_timeout (up to the broker's"
                 " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
             ) from error
-
-
-# -- rows of a Spark transform as packets --------------------------------------------------
-
-
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),  # null: the sink's only topic
-        ("key", pa.large_binary()),
-        ("value", pa.large_binary()),
-    ]
-)
-
-
-def packets(rows: pa.Table, form: RecordFormat, limits: Limits) -> list[Packet]:
-    """Encode rows, in a packet for each topic.
-
-    Raises:
-        Stopped: a row cannot be encoded. After a transform a row belongs to no single record, so it
-            cannot become a reject.
-    """
-    return [_packet(topic, part, form) for topic, part in _by_topic(_encoded(rows, form, limits))]
-
-
-def _packet(topic: str | None, part: pa.Table, form: RecordFormat) -> Packet:
-    digest = digest_sum(row_digests(part, None, form.recipe))
-    name = form.topic if topic is None else topic
-    return Packet(Staged(name, part.num_rows, digest, str(form.recipe)), part)
-
-
-def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
-    none, each = np.array([], dtype=np.int64), np.arange(rows.num_rows)
-    chunk = Chunk({}, (), each, each, rows, each, None, none, (), lambda _: [])
-    found = encode(chunk, form, limits)
-    if found.rejections:
-        raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
-    messages = found.rows
-    topics = messages.topic if messages.only is None else [None] * len(messages.topic)
-    of_each = pa.array(topics, SCHEMA.field("topic").type)
-    return pa.table([of_each, messages.key, messages.value], schema=SCHEMA)
-
-
-def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:
-    """The messages of each topic, in order."""
-    column = messages.column("topic").combine_chunks()
-    if column.null_count == len(column):
-        yield None, messages
-        return
-    topics = column.dictionary_encode()
-    index = topics.indices.to_numpy()
-    for at, topic in enumerate(topics.dictionary.to_pylist()):
-        yield topic, messages.take(pa.array(np.flatnonzero(index == at)))

@@ -1,16 +1,18 @@
 """The files of a pipeline as a table: a store, the manifest that lists them, their schemas.
 
-A file is fetched, compared with its manifest entry, and converted to Arrow.
+A file is fetched, compared with its manifest entry, and converted to Arrow with the requested
+columns. The rules are those of Avro's schema resolution (Avro 1.11, "Schema Resolution"), column by
+column in Arrow: fields are matched by name, missing fields are null, int becomes long, float or
+double, and the same holds inside structs and lists.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,15 +20,17 @@ import pyarrow as pa
 
 from oncely.artifacts import cache_directory
 from oncely.config import FilesSinkSettings
+from oncely.decode.avro_names import arrow_schema_of, storable
+from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
-from oncely.files.schemas import resolved, wanted_schema
+from oncely.kinds.conform import Rounding, conform
+from oncely.kinds.data_file import decoded
+from oncely.kinds.file_format import Format, Scope
 from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
-from oncely.lake import avro_file, parquet_file
-from oncely.lake.conform import Rounding
-from oncely.lake.partitions import PartitionColumn, parse_partition_by
-from oncely.lake.records import Format, ManifestFile
-from oncely.pipeline import Pipeline
+from oncely.kinds.files.records import ManifestFile, ScopeSchema
+from oncely.kinds.kind import Parts
+from oncely.kinds.partitions import PartitionColumn, parse_partition_by
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View
@@ -113,18 +117,13 @@ class Table:
                 yield file
 
 
-def table_of(pipeline: str | Path | Pipeline) -> Table:
+def table_of(parts: Parts) -> Table:
     """The table of a pipeline with a files sink.
 
-    Args:
-        pipeline: its file, or the pipeline itself.
-
     Raises:
-        ConfigError: the file is invalid, or the sink has another kind.
+        ConfigError: the sink has another kind.
     """
-    if not isinstance(pipeline, Pipeline):
-        pipeline = Pipeline.from_file(pipeline)
-    destination = destination_of(pipeline)
+    destination = destination_of(parts)
     given = destination.given
     return Table(
         destination.pipeline_topics,
@@ -138,20 +137,20 @@ def table_of(pipeline: str | Path | Pipeline) -> Table:
     )
 
 
-def destination_of(pipeline: Pipeline) -> FilesDestination:
+def destination_of(parts: Parts) -> FilesDestination:
     """The destination of a pipeline with a files sink.
 
     Raises:
         ConfigError: the sink has another kind.
     """
-    settings = pipeline.settings
+    settings = parts.settings
     if not isinstance(settings.sink, FilesSinkSettings):
         raise ConfigError(
             "sink.kind",
             f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
             way_out='name the file of a pipeline with sink.kind = "files"',
         )
-    return FilesDestination(settings, settings.sink, pipeline.source, pipeline.kafka_connect)
+    return FilesDestination(settings, settings.sink, parts.source, parts.kafka_connect)
 
 
 # -- listing -------------------------------------------------------------------------------
@@ -250,15 +249,6 @@ class Named(NamedTuple):
         return cls(file.path, file.format, file.sha256)
 
 
-def decoded(data: bytes, form: Format) -> pa.Table:
-    """A file's bytes as rows, with the file's own columns.
-
-    Raises:
-        InvariantViolation: they are not a file of Oncely.
-    """
-    return avro_file.read(data) if form == "avro" else parquet_file.read(data)
-
-
 Allowed = Literal["refuse", "allow"]
 """Permission of rounding for a reader."""
 
@@ -347,3 +337,96 @@ def rows(
     scopes = {file.scope for file in files} or contents.schemas.keys()
     schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
     return schema, (read_as(table.store, Named.of(file), schema, rounding) for file in files)
+
+
+# -- columns of a query ----------------------------------------------------------------------
+
+
+def wanted_schema(
+    schemas: Mapping[Scope, ScopeSchema],
+    scopes: Iterable[Scope],
+    columns: Sequence[str] | None,
+    *,
+    rounding: bool = False,
+) -> pa.Schema:
+    """The columns of a query over several scopes.
+
+    Args:
+        schemas: the published schemas.
+        scopes: the scopes that are read.
+        columns: the requested columns, in this order; None for all.
+        rounding: allow large whole numbers of one scope to become floating-point numbers because of
+            another.
+
+    Raises:
+        ConfigError: a column has incompatible types in two scopes; or no scope has a requested
+            column.
+    """
+    _check(columns)
+    found, seen = pa.schema([]), list[Scope]()
+    for scope, published in _distinct(schemas, scopes).items():
+        own = arrow_schema_of(published.avro)
+        if rounding:
+            own = storable(own)  # drops the marks of large numbers
+        if columns is not None:
+            own = pa.schema([field for field in own if field.name in columns])
+        try:
+            found = merge(found, own)
+        except Conflict as conflict:
+            raise ConfigError(
+                "columns",
+                f"{_shown(scope)} and {_of_them(seen)} before it differ: {conflict}",
+                way_out="read some of them by `where`, or name the other columns by `columns`",
+            ) from None
+        seen.append(scope)
+    if columns is None:
+        return found
+    for name in columns:
+        if name not in found.names:
+            raise ConfigError(
+                "columns", f"no file that is read has a column {name!r}", way_out="check the name"
+            )
+    return pa.schema([found.field(name) for name in columns])
+
+
+def resolved(rows: pa.Table, schema: pa.Schema, *, rounding: bool = False) -> pa.Table:
+    """A file's rows with these columns, in this order; other columns are left out.
+
+    Raises:
+        Rounding: a whole number would be rounded, and ``rounding`` is false.
+        InvariantViolation: a column's values cannot be converted.
+    """
+    found = rows.select([name for name in rows.column_names if name in schema.names])
+    return conform(found, schema, rounding=rounding)
+
+
+def _check(columns: Sequence[str] | None) -> None:
+    if columns is None:
+        return
+    if isinstance(columns, str):
+        raise ConfigError("columns", "found a text", way_out=f"write [{columns!r}]")
+    if not columns:
+        raise ConfigError("columns", "none is named", way_out="name one, or leave it out for all")
+    if len(set(columns)) < len(columns):
+        raise ConfigError("columns", "one is named twice", way_out="name each once")
+
+
+def _distinct(
+    schemas: Mapping[Scope, ScopeSchema], scopes: Iterable[Scope]
+) -> dict[Scope, ScopeSchema]:
+    """One scope for each schema: ten thousand users may share one."""
+    found: dict[str, Scope] = {}
+    for scope in sorted(set(scopes), key=lambda one: [part or "" for part in one]):
+        if scope not in schemas:
+            raise InvariantViolation(f"the manifest has files of {_shown(scope)} without a schema")
+        found.setdefault(schemas[scope].id, scope)
+    return {scope: schemas[scope] for scope in found.values()}
+
+
+def _shown(scope: Scope) -> str:
+    return f"scope {list(scope)}" if scope else "the table"
+
+
+def _of_them(scopes: Sequence[Scope]) -> str:
+    shown = ", ".join(str(list(scope)) for scope in scopes[:3])
+    return shown if len(scopes) <= 3 else f"{shown} and {len(scopes) - 3} more"

@@ -20,12 +20,12 @@ compare-and-set of object stores.
 from __future__ import annotations
 
 import re
-import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from oncely.kinds.staged_files import clock
 from oncely.stores.objects.store import Store, Stored
 
 FOLDER = "_oncely/staging"
@@ -34,15 +34,6 @@ FOLDER = "_oncely/staging"
 _NAME = re.compile(
     re.escape(FOLDER) + r"/age(\d{1,12}\.\d{3})-timeout(\d{1,12}\.\d{3})-[0-9a-f]{16}"
 )
-
-
-# CLOCK_BOOTTIME keeps counting while the process or the machine is suspended.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def clock() -> float:
-    """Seconds on a clock that also counts while the process or the machine is suspended."""
-    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,16 @@ from oncely.commit.path import attempts
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
-from oncely.files.overlaps import Resets, era
-from oncely.files.table import Named, Table, instant, rows_of
 from oncely.kafka.topics import largest_batch
 from oncely.kafka.transaction import Message
+from oncely.kinds.conform import Rounding
+from oncely.kinds.data_file import AvroFiles, ParquetFiles
+from oncely.kinds.file_format import SourceRange, encode
+from oncely.kinds.files.leases import Limits, StagingLeases
 from oncely.kinds.files.manifest import Contents, Manifest, Replacing
-from oncely.lake.avro_file import AvroFiles
-from oncely.lake.conform import Rounding
-from oncely.lake.leases import Limits, StagingLeases
-from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import FileNames, is_mixed, is_replayed
-from oncely.lake.records import ManifestFile, SourceRange, encode, path_key
+from oncely.kinds.files.records import ManifestFile, Resets, era, is_mixed, is_replayed, path_key
+from oncely.kinds.files.table import Named, Table, instant, rows_of
+from oncely.kinds.partitions import FileNames
 from oncely.stores.topic.cluster import Cluster
 
 Bin: TypeAlias = "list[str]"

@@ -3,29 +3,43 @@
 Files are checked while the pipeline runs and others compact and vacuum. Problems of a file that has
 left the manifest meanwhile do not matter, so the manifest is read again at the end, and problems of
 files that it no longer lists are dropped.
+
+Overlapping source ranges of files in one directory may contain the same records twice. The range of
+a file is a hull: it covers all its records, and also records of other directories. So only files of
+the same partition values and scope are compared. Among these:
+
+- Files of one batch may share one offset: a record that became several rows, split between files.
+- Files of different batches share none, unless a reset has moved the position back in between: then
+  the records were read again on purpose.
+- A compaction joins files of several batches, and so may share such an offset with any other file.
+- Rows that a transform has mixed have the ranges of their whole batch: files of one batch share
+  them, and those of a compaction have no meaning.
+- Replayed dead letters have ranges that other files have, and are not compared.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.core.ranges import Position, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
-from oncely.files.overlaps import overlaps
-from oncely.files.schemas import resolved
-from oncely.files.table import Table, decoded, instant
+from oncely.kinds.conform import held_schema
+from oncely.kinds.data_file import decoded
+from oncely.kinds.file_format import SourceRange
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.conform import held_schema
-from oncely.lake.partitions import NO_TIME, PartitionColumn, directory, is_file, split
-from oncely.lake.records import ManifestFile
+from oncely.kinds.files.records import ManifestFile, Resets, is_mixed, is_replayed
+from oncely.kinds.files.table import Table, instant, resolved
+from oncely.kinds.partitions import NO_TIME, PartitionColumn, directory, is_file, split
 from oncely.stores.objects.store import NoSuchFile, Store
 
 _THREADS = 4
@@ -199,3 +213,73 @@ def _as_partitioned(rows: pa.Table, levels: Sequence[PartitionColumn]) -> pa.Tab
                     rows.column_names.index(name), name, pc.cast(column, pa.int64(), safe=False)
                 )
     return rows
+
+
+# -- overlapping ranges ----------------------------------------------------------------------
+
+
+class _Claim(NamedTuple):
+    """A range of a file, and only the compared fields of the file, since there may be many."""
+
+    start: int
+    end: int
+    path: str
+    epoch: int
+    batch: int
+    mixed: bool
+    rewritten: bool
+
+
+def overlaps(files: Iterable[ManifestFile], resets: Resets) -> list[tuple[str, str]]:
+    """Path and reason for each file that claims offsets of another file."""
+    claims: dict[tuple[object, ...], list[_Claim]] = defaultdict(list)
+    for file in files:
+        if is_replayed(file) or (is_mixed(file) and file.replaces):
+            continue
+        where = (tuple(file.partition.items()), file.scope)
+        for one in file.ranges:
+            claims[*where, one.topic, one.partition].append(
+                _Claim(
+                    one.start,
+                    one.end,
+                    file.path,
+                    file.epoch,
+                    file.batch,
+                    is_mixed(file),
+                    bool(file.replaces),
+                )
+            )
+    found: list[tuple[str, str]] = []
+    for (*_, topic, number), own in claims.items():
+        tp = TopicPartition(str(topic), int(str(number)))
+        found += _of_partition(tp, own, resets.get(tp, {}))
+    return found
+
+
+def _of_partition(
+    tp: TopicPartition, claims: list[_Claim], resets: Mapping[int, Position]
+) -> Iterable[tuple[str, str]]:
+    """Sweep: each claim is compared with those that have not ended before its start."""
+    under_way: list[_Claim] = []
+    for one in sorted(claims, key=lambda claim: claim[:2]):
+        under_way = [other for other in under_way if other.end > one.start]
+        for other in under_way:
+            shared = SourceRange(*tp, one.start, min(one.end, other.end))
+            if not _allowed(shared, one, other, resets):
+                yield (
+                    one.path,
+                    f"offsets {shared.start} to {shared.end} of {tp} are in {other.path} too",
+                )
+        under_way.append(one)
+
+
+def _allowed(
+    shared: SourceRange, one: _Claim, other: _Claim, resets: Mapping[int, Position]
+) -> bool:
+    together = (one.epoch, one.batch) == (other.epoch, other.batch)
+    if together and one.mixed and other.mixed:
+        return True
+    if (together or one.rewritten or other.rewritten) and shared.end - shared.start == 1:
+        return True
+    first, last = sorted((one.epoch, other.epoch))
+    return any(first < epoch <= last and at <= shared.start for epoch, at in resets.items())

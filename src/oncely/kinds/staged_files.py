@@ -10,6 +10,7 @@ groups are written, until half of it is free, so that small groups have time to 
 from __future__ import annotations
 
 import hashlib
+import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,13 +29,20 @@ from oncely.decode.schema import same_schema
 from oncely.decode.scopes import typed
 from oncely.errors import ConfigError, check
 from oncely.kinds.base import NO_SINGLE_RECORD, row_refused
-from oncely.lake.avro_file import AvroFiles
-from oncely.lake.conform import conform
-from oncely.lake.described import Description, describe
-from oncely.lake.file_format import VALUE, FileFormat
-from oncely.lake.gathered import Gathered, Ints, Origin, file_starts, joined, whole_records
-from oncely.lake.parquet_file import ParquetFiles
-from oncely.lake.partitions import (
+from oncely.kinds.conform import conform
+from oncely.kinds.data_file import AvroFiles, ParquetFiles
+from oncely.kinds.file_format import VALUE, FileFormat, Format, Receipt, Scope, WrittenFile, encode
+from oncely.kinds.gathered import (
+    Description,
+    Gathered,
+    Ints,
+    Origin,
+    describe,
+    file_starts,
+    joined,
+    whole_records,
+)
+from oncely.kinds.partitions import (
     FileNames,
     PartitionColumn,
     Rejected,
@@ -43,7 +51,6 @@ from oncely.lake.partitions import (
     directory,
     split,
 )
-from oncely.lake.records import Format, Receipt, Scope, WrittenFile, encode
 from oncely.stores.objects.store import Bytes, Store, Uploads
 
 __all__ = ["FileWriter", "Origin"]
@@ -58,6 +65,15 @@ _SHARE = 4  # full groups are written when they are this fraction of the waiting
 _LOOKS = 16  # checks while a file, or the memory, fills
 _SAMPLE = 2_000  # rows
 _THREADS = 16
+
+
+# CLOCK_BOOTTIME keeps counting while the process or the machine is suspended.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock() -> float:
+    """Seconds on a clock that also counts while the process or the machine is suspended."""
+    return time.clock_gettime(_CLOCK)
 
 
 class FileWriter:

@@ -1,4 +1,4 @@
-"""Messages of the files sink about its files: manifest messages, schema messages, receipts.
+"""Messages of the files sink about its files: manifest messages and schema messages.
 
 The manifest topic has one partition and is compacted by path. It is an interface: any
 ``read_committed`` consumer can follow it (docs/MANIFEST.md).
@@ -15,75 +15,26 @@ schema for all dates. Without such columns, and with a fixed schema, there is on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
 
+from oncely.core.ranges import Position, TopicPartition
 from oncely.decode.scopes import is_untyped
 from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
+from oncely.kinds.file_format import Format, Scope, SourceRange
+from oncely.kinds.partitions import MIXED
 
 VERSION = 1
-Format = Literal["avro", "parquet"]
-Scope = tuple[str | None, ...]
-
-
-class SourceRange(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets ``[start, end)`` of a topic-partition that contain all records of a file."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-
-
-class WrittenFile(msgspec.Struct, frozen=True):
-    """A file that a task has written, complete and closed.
-
-    Attributes:
-        path: the path below the root, ``/`` between the parts, values percent-encoded.
-        rows: the number of rows, at least one.
-        bytes: the size in bytes.
-        sha256: the SHA-256 of its bytes, in hex.
-        partition: the values of the directories: name to the value's text, None for no value.
-        event_time: first and last instant of the column of ``date`` and ``hour``, in microseconds
-            since 1970 UTC; None without such a column or without a value.
-        ranges: the source ranges of its records; empty if a Spark transform mixed them.
-        scope: the scope of its schema.
-        schema: the id of the file's own schema, see ``schemas`` of :class:`Receipt`.
-    """
-
-    path: str
-    rows: int
-    bytes: int
-    sha256: str
-    partition: dict[str, str | None]
-    event_time: tuple[int, int] | None
-    ranges: list[SourceRange]
-    scope: Scope
-    schema: str
-
-
-class Receipt(msgspec.Struct, frozen=True):
-    """The message of a task to the driver about its files.
-
-    Attributes:
-        files: the files that it has written.
-        schemas: the schemas of its files, and extended schemas, id to Avro schema in JSON.
-        grown: the scopes whose schema the task has extended, and the id of the extended schema.
-        batch: the number of the batch in its run.
-    """
-
-    files: list[WrittenFile]
-    schemas: dict[str, str]
-    grown: list[tuple[Scope, str]] = []
-    batch: int = 0
 
 
 class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
     """A file that is part of the table.
 
     Attributes:
-        path, rows, bytes, sha256, partition, ranges, scope: as in :class:`WrittenFile`.
+        path, rows, bytes, sha256, partition, ranges, scope: as in
+            :class:`oncely.kinds.file_format.WrittenFile`.
         format: the format of the file.
         event_time: the event time as ISO 8601 in UTC.
         schema: the id of the scope's published schema, to which the file's own schema resolves.
@@ -158,11 +109,6 @@ def schema_key(scope: Scope) -> bytes:
     return msgspec.json.encode(["schema", *scope])
 
 
-def encode(what: ManifestFile | ManifestOwner | ScopeSchema | Receipt) -> bytes:
-    """As JSON."""
-    return msgspec.json.encode(what)
-
-
 def read_manifest(key: bytes | None, value: bytes | None) -> tuple[str, ManifestFile | None]:
     """Parse a manifest message: the path, and the file; None if it is no longer part of the table.
 
@@ -214,11 +160,6 @@ def read_schema(key: bytes | None, value: bytes | None) -> ScopeSchema | None:
     return found
 
 
-def read_receipt(text: str) -> Receipt:
-    """Parse the receipt of a task."""
-    return msgspec.json.decode(text, type=Receipt)
-
-
 def _text(key: bytes | None) -> str:
     try:
         return (key or b"").decode()
@@ -241,3 +182,22 @@ def _value(value: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise InvariantViolation(f"a message that is none of Oncely's: {error}") from None
+
+
+def is_mixed(file: ManifestFile) -> bool:
+    """True if a transform has mixed the records: the file's ranges are those of the whole batch."""
+    return MIXED.fullmatch(file.path) is not None
+
+
+def is_replayed(file: ManifestFile) -> bool:
+    """True if its rows were dead letters: they are in ranges that other files have."""
+    return file.batch < 0
+
+
+Resets = Mapping[TopicPartition, Mapping[int, Position]]
+"""Per source partition, the epoch of each reset and its new position."""
+
+
+def era(epoch: int, resets: Resets) -> int:
+    """The newest reset before an epoch; files of different eras may overlap."""
+    return max((e for own in resets.values() for e in own if e <= epoch), default=0)

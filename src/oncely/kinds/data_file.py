@@ -1,9 +1,15 @@
-"""Arrow to Avro object container files and back (Avro 1.11, "Object Container Files").
+"""Data files: Arrow to Avro object container files and back (Avro 1.11, "Object Container Files"),
+and to Parquet and back, with the same schema for the same rows.
 
-polars encodes the rows, about forty times faster than Python. Its header is replaced: the new
-header has the field names and logical types that polars does not support, a sync marker of the
-file's own (polars writes the same marker into each file) and the schema's id. The bytes of rows fit
-both, because :mod:`oncely.decode.avro_names` describes the encoding of polars.
+polars encodes the rows of Avro files, about forty times faster than Python. Its header is replaced:
+the new header has the field names and logical types that polars does not support, a sync marker of
+the file's own (polars writes the same marker into each file) and the schema's id. The bytes of rows
+fit both, because :mod:`oncely.decode.avro_names` describes the encoding of polars.
+
+polars encodes a row in about 100 ns, and needs 50 µs for a file of any size. So it encodes the rows
+of many files at once, and the bytes are cut between rows. The length of a row follows from its
+values (Avro 1.11, "Binary Encoding"); every field and every item is a union with null, whose index
+is one byte.
 """
 
 from __future__ import annotations
@@ -12,15 +18,17 @@ import io
 import os
 import zlib
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncely.decode.avro_names import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
-from oncely.errors import InvariantViolation
+from oncely.errors import InvariantViolation, TableMismatch
 from oncely.extras import polars as pl
-from oncely.lake.avro_rows import row_ends
-from oncely.lake.conform import conform, recast
+from oncely.kinds.conform import conform, recast
+from oncely.kinds.file_format import Format
 
 SCHEMA_ID = "oncely.schema.id"
 """The header's key for the schema's id."""
@@ -60,7 +68,7 @@ class AvroFiles:
         self._head = _MAGIC + _long(len(meta)) + pairs + b"\x00"
         self.overhead = len(self._head) + 2 * _SYNC
 
-    def prepare(self, rows: pa.Table, count: int) -> Prepared:
+    def prepare(self, rows: pa.Table, count: int) -> PreparedAvro:
         """Rows from which many files will be written, converted to the schema once.
 
         Args:
@@ -68,13 +76,13 @@ class AvroFiles:
             count: the number of rows; a table without columns does not contain it.
         """
         if not self.schema:
-            return Prepared(self, count, None)
+            return PreparedAvro(self, count, None)
         rows = conform(rows, self.schema)
         given = pa.schema([pa.field(f.name, _given(f.type)) for f in self.schema])
         rows = conform(rows, given)
         # Names are not written into the file, and polars accepts neither empty nor repeated names.
         rows = rows.rename_columns([str(i) for i in range(rows.num_columns)]).combine_chunks()
-        return Prepared(self, count, _Encoded(rows))
+        return PreparedAvro(self, count, _Encoded(rows))
 
     def file(self, encoded: _Encoded | None, start: int, rows: int) -> bytes:
         """The content of a file with the rows from ``start`` on."""
@@ -121,7 +129,7 @@ class _Encoded:
             at = following
 
 
-class Prepared:
+class PreparedAvro:
     """Encoded rows, of which any part can be written as a file."""
 
     def __init__(self, files: AvroFiles, rows: int, encoded: _Encoded | None) -> None:
@@ -132,17 +140,8 @@ class Prepared:
         return self._files.file(self._encoded, start, rows)
 
 
-def write(rows: pa.Table) -> bytes:
-    """One file of all rows, in their own schema.
-
-    Raises:
-        TableMismatch: a type that files do not support; the error names the column.
-    """
-    return AvroFiles(rows.schema).prepare(rows, rows.num_rows).file(0, rows.num_rows)
-
-
-def read(data: bytes) -> pa.Table:
-    """The rows of a file that :func:`write` or the writer made, in its own schema.
+def read_avro(data: bytes) -> pa.Table:
+    """The rows of a file that Oncely wrote, in its own schema.
 
     Raises:
         InvariantViolation: it is not such a file, or it is damaged.
@@ -261,3 +260,162 @@ def _read_long(data: memoryview, at: int) -> tuple[int, int]:
 def _read_text(data: memoryview, at: int) -> tuple[bytes, int]:
     length, at = _read_long(data, at)
     return bytes(data[at : at + length]), at + length
+
+
+# -- the end of each row in the bytes of polars ----------------------------------------------
+
+
+Lengths: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+_FIXED = {pa.bool_(): 1, pa.float32(): 4, pa.float64(): 8}
+
+
+def row_ends(rows: pa.Table) -> Lengths:
+    """The end of each row, in bytes, after a first 0: one number more than rows.
+
+    Args:
+        rows: the rows that were passed to polars, each column in one chunk.
+
+    Raises:
+        InvariantViolation: a type that files do not support.
+    """
+    total = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        for array in column.chunks if column.num_chunks == 1 else [column.combine_chunks()]:
+            total += _lengths(array)
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(total)])
+
+
+def _lengths(array: pa.Array) -> Lengths:
+    """Bytes of each value, with the index of its union."""
+    inside = _inside(array)
+    if array.null_count:
+        inside = np.where(pc.is_valid(array).to_numpy(zero_copy_only=False), inside, 0)
+    return inside + 1
+
+
+def _inside(array: pa.Array) -> Lengths:
+    arrow = array.type
+    if arrow in _FIXED:
+        return np.full(len(array), _FIXED[arrow])
+    if pa.types.is_integer(arrow) or pa.types.is_temporal(arrow):
+        return _of_longs(array)
+    if pa.types.is_string(arrow) or pa.types.is_binary(arrow):
+        sizes: Lengths = np.diff(_offsets(array))
+        return sizes + _digits(sizes.astype(np.uint64) << np.uint64(1))
+    if pa.types.is_struct(arrow):
+        fields = (array.field(i) for i in range(arrow.num_fields))
+        found: Lengths = np.sum([_lengths(field) for field in fields], axis=0, dtype=np.int64)
+        return found
+    if pa.types.is_list(arrow):
+        return _of_lists(array)
+    raise InvariantViolation(f"{arrow} is not a type of files")
+
+
+def _of_longs(array: pa.Array) -> Lengths:
+    wide = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    if wide.null_count:
+        wide = pc.fill_null(wide, 0)
+    numbers = wide.to_numpy(zero_copy_only=False).astype(np.int64)
+    return _digits(((numbers << 1) ^ (numbers >> 63)).view(np.uint64))
+
+
+def _of_lists(array: pa.ListArray) -> Lengths:
+    """A block with its count and its items, unless it is empty, and the empty block at the end."""
+    offsets = _offsets(array)
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(_lengths(array.values))])
+    counts = np.diff(offsets)
+    heads = np.where(counts > 0, _digits(counts.astype(np.uint64) << np.uint64(1)), 0)
+    items: Lengths = ends[offsets[1:]] - ends[offsets[:-1]]
+    return items + heads + 1
+
+
+def _offsets(array: pa.Array) -> Lengths:
+    """The offsets of values in the array's buffers."""
+    if not len(array):
+        return np.zeros(1, np.int64)
+    if pa.types.is_list(array.type):
+        return np.asarray(array.offsets.to_numpy(), np.int64)
+    found = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1]
+    return found.astype(np.int64)
+
+
+def _digits(numbers: np.ndarray[Any, np.dtype[np.uint64]]) -> Lengths:
+    """The number of bytes of integers with seven bits per byte."""
+    found = np.ones(len(numbers), np.int64)
+    largest = int(numbers.max()) if len(numbers) else 0
+    for bits in range(7, 64, 7):
+        if largest >> bits == 0:
+            break
+        found += numbers >= np.uint64(1 << bits)
+    return found
+
+
+# -- Parquet ---------------------------------------------------------------------------------
+
+
+_AVRO = "oncely.schema"
+
+
+class ParquetFiles:
+    """Files of one schema; see :class:`AvroFiles`.
+
+    Raises:
+        TableMismatch: a type that files do not support, or no column at all.
+    """
+
+    extension = "parquet"
+    overhead = 0
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = storable(schema)
+        if not self.schema:
+            raise TableMismatch("Parquet has no rows without columns", way_out='format = "avro"')
+        self.avro = avro_schema_of(self.schema)
+        self.id = schema_id(self.avro)
+        self._head = self.schema.with_metadata({SCHEMA_ID: self.id, _AVRO: self.avro})
+
+    def prepare(self, rows: pa.Table, _count: int) -> PreparedParquet:
+        """Rows from which many files will be written, converted to the schema once."""
+        return PreparedParquet(conform(rows, self.schema).cast(self._head))
+
+
+class PreparedParquet:
+    """Rows of which any part can be written as a file."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def file(self, start: int, rows: int) -> pa.Buffer:
+        """The content of a file."""
+        import pyarrow.parquet as pq
+
+        out = pa.BufferOutputStream()
+        pq.write_table(self._rows.slice(start, rows), out, compression="snappy")
+        return out.getvalue()
+
+
+def read_parquet(data: bytes) -> pa.Table:
+    """The rows of a file that Oncely wrote, in its own schema.
+
+    Raises:
+        InvariantViolation: it is not such a file, or it is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(pa.BufferReader(data))
+        avro = (rows.schema.metadata or {})[_AVRO.encode()].decode()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise InvariantViolation(f"this is no Parquet file of ours: {error}") from None
+    return rows.cast(arrow_schema_of(avro))
+
+
+def decoded(data: bytes, form: Format) -> pa.Table:
+    """A file's bytes as rows, with the file's own columns.
+
+    Raises:
+        InvariantViolation: they are not a file of Oncely.
+    """
+    return read_avro(data) if form == "avro" else read_parquet(data)

@@ -27,8 +27,8 @@ from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.kafka import topics
 from oncely.kafka.reader import Reader
 from oncely.kafka.records import KafkaRecord, each
+from oncely.kafka.sender import batch_size
 from oncely.kafka.transaction import Message
-from oncely.kinds.kafka.form import batch_size
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View, replay_group
 from oncely.stores.topic.takeover import refuse_foreign

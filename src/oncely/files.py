@@ -1,4 +1,12 @@
-"""A table as a DataFrame: Spark distributes paths, workers fetch files and convert them to rows."""
+"""The files of a pipeline, by its manifest: list, read, verify, compact, vacuum.
+
+    from oncely import files
+
+    frame = files.read(spark, "events.toml", where={"user": "ann"})
+
+Only files that the manifest lists are part of the table. Spark distributes paths, and workers fetch
+files and convert them to rows.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +17,35 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from oncely.files.schemas import wanted_schema
-from oncely.files.table import Allowed, Named, Table, read_as, table_of
-from oncely.lake.records import ManifestFile
+from oncely.kinds.files.records import ManifestFile
+from oncely.kinds.files.table import Allowed, Named, Table, read_as, wanted_schema
+from oncely.kinds.files.table import table_of as table_of_parts
+from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from oncely.pipeline import Pipeline
+__all__ = ["Table", "read", "table_of"]
 
 _ROWS = 20_000  # rows in an Arrow batch sent to the JVM
 _TASK = 64 << 20  # bytes of files per task, approximately
 _OPEN = 1 << 20  # cost of fetching a file, as bytes that could be read meanwhile
 _LINES = "files array<struct<path: string, format: string, sha256: string>>"
+
+
+def table_of(pipeline: str | Path | Pipeline) -> Table:
+    """The table of a pipeline with a files sink.
+
+    Args:
+        pipeline: its file, or the pipeline itself.
+
+    Raises:
+        ConfigError: the file is invalid, or the sink has another kind.
+    """
+    if not isinstance(pipeline, Pipeline):
+        pipeline = Pipeline.from_file(pipeline)
+    return table_of_parts(pipeline)
 
 
 def read(

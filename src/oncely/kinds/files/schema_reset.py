@@ -26,11 +26,11 @@ from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
-from oncely.files.table import Named, Table, destination_of, own_rows, table_of
+from oncely.kinds.conform import held_schema
+from oncely.kinds.file_format import Scope
 from oncely.kinds.files.manifest import Contents
-from oncely.lake.conform import held_schema
-from oncely.lake.records import Scope
-from oncely.pipeline import Pipeline
+from oncely.kinds.files.table import Named, Table, destination_of, own_rows, table_of
+from oncely.kinds.kind import Parts
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class SchemaReset:
         }
 
 
-def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bool) -> SchemaReset:
+def reset_schema(parts: Parts, scope: Sequence[str | None], *, execute: bool) -> SchemaReset:
     """Compute the new schema of a scope and, with ``execute``, write it.
 
     Args:
-        pipeline: a pipeline with a files sink.
+        parts: those of a pipeline with a files sink.
         scope: the scope, as shown by ``oncely files schema show``.
         execute: write; otherwise a dry run.
 
@@ -88,23 +88,23 @@ def reset_schema(pipeline: Pipeline, scope: Sequence[str | None], *, execute: bo
         DataLost: a file of the scope differs from the published one.
         Unavailable: a server does not answer.
     """
-    table, wanted = table_of(pipeline), tuple(scope)
+    table, wanted = table_of(parts), tuple(scope)
     with table.manifest() as manifest:
         planned = _planned(table, manifest.settled(), wanted)
     if not execute:
         return planned
-    if pipeline.settings.offsets.store != "ledger":
+    if parts.settings.offsets.store != "ledger":
         raise ConfigError(
             "offsets.store",
             "without a ledger a run with the old schema is not fenced",
             way_out="give the pipeline a new name, root and topics",
         )
-    source = pipeline.source
-    with closing(destination_of(pipeline).bare_sink) as sink:
+    source = parts.source
+    with closing(destination_of(parts).bare_sink) as sink:
         opened = sink.open(
             Takeover(
                 source.identity(),
-                lambda: source.resolve_start(pipeline.settings.source.start),
+                lambda: source.resolve_start(parts.settings.source.start),
                 {tp: mark.low for tp, mark in source.watermarks().items()},
             )
         )

@@ -1,1 +1,0 @@
-"""The file-table format: manifest, schemas, partitions, Avro and Parquet files."""
