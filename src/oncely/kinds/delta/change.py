@@ -427,10 +427,9 @@ class _Found:
 def _outcome(work: Rewrite, refused: Sequence[Rejection]) -> tuple[list[Reject], Counts]:
     """The dead letters of a rewrite, and the counts of its records."""
     chunk = work.chunk
-    letters = chunk.dead_letters(refused) if refused else []
     bad = np.isin(chunk.row_record, [one.record for one in refused])
     counts = chunk.counts(chunk.row_record[~bad], refused)
-    return letters, counts.get(work.partition, NO_RECORDS)
+    return chunk.letters(refused), counts.get(work.partition, NO_RECORDS)
 
 
 def _in_sql(partition: TopicPartition, offsets: Sequence[OffsetRange]) -> str:
