@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from oncely.config import PipelineSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import Kind, Recipe, UInt64, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
@@ -25,10 +26,35 @@ from oncely.kinds.base import DELETED, Form
 from oncely.runtimes.chunks import Bounds, Processing
 
 if TYPE_CHECKING:
-    from oncely.pipeline.parts import Parts
+    from oncely.decode.base import Decoder
+    from oncely.kinds.destination import Destination
+    from oncely.runtimes.row_transform import RowTransform
 
 _BOUNDS = Bounds(seconds=1e9)
 _NO_DIGESTS = np.zeros(0, dtype=np.uint64)
+
+
+class Recomputed(Protocol):
+    """The parts of a pipeline by which records are recomputed."""
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The pipeline file."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder of records."""
+
+    @property
+    def row_transform(self) -> RowTransform:
+        """The row transform."""
+
+    @property
+    def destination(self) -> Destination:
+        """The destination."""
+
+    def row_schema(self) -> pa.Schema:
+        """The columns that reach the sink."""
 
 
 @dataclass
@@ -40,7 +66,7 @@ class PipelineExpected:
         unfit: the reason why the table does not accept today's rows; empty if it does.
     """
 
-    pipeline: Parts
+    pipeline: Recomputed
     unfit: str = field(default="", init=False)
 
     @property

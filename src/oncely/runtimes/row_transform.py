@@ -368,9 +368,8 @@ def _infinite(array: pa.Array) -> bool:
     if pa.types.is_map(type_):
         return _infinite(array.keys) or _infinite(array.items)
     if pa.types.is_nested(type_) and not pa.types.is_union(type_):
-        return any(
-            map(_infinite, array.flatten() if pa.types.is_struct(type_) else [array.flatten()])
-        )
+        inner = array.flatten()
+        return any(map(_infinite, inner if pa.types.is_struct(type_) else [inner]))
     return False
 
 

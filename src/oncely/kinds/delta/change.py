@@ -56,8 +56,8 @@ from oncely.kinds.base import DELETED, Judged, Portion, Tried, Which, row_digest
 from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS
 from oncely.kinds.staged_files import FilesTask
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 

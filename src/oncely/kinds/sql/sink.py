@@ -15,16 +15,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from oncely.core.batch import (
-    Batch,
-    Chunk,
-    CommitBudget,
-    Formed,
-    Packet,
-    Reject,
-    Rejection,
-    Staged,
-)
+from oncely.core.batch import Batch, Chunk, CommitBudget, Formed, Packet, Reject, Staged
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
 from oncely.core.digest import digest_sum
 from oncely.core.ranges import TopicPartition
@@ -33,6 +24,7 @@ from oncely.kinds.base import NO_SINGLE_RECORD, digests_of, row_digests, row_ref
 from oncely.kinds.sql.form import prepare
 from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
+from oncely.kinds.sql_ledger import Refused
 from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import (
     BadData,
@@ -199,17 +191,6 @@ class SqlSink:
     def publish(self, batch: Batch, fence: Fence, claim: Claim | None) -> None:
         """Write the rows of a batch, with rejects and positions; in the driver."""
         publish(self, batch, fence, claim)
-
-
-class Refused(Exception):
-    """Rows of the open transaction were refused; it is rolled back.
-
-    Attributes:
-        rejections: their records.
-    """
-
-    def __init__(self, rejections: Sequence[Rejection]) -> None:
-        self.rejections = rejections
 
 
 def pack(sink: SqlSink, rows: pa.Table) -> list[Packet]:
