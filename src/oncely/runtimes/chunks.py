@@ -112,14 +112,14 @@ class Processing:
             "the decoder gave not exactly one outcome for each record",
         )
         record = decoded.row_record.to_numpy(zero_copy_only=False)
-        rows, row_record, refused = self.transform.apply(decoded.rows, record)
+        formed = self.transform.apply(decoded.rows, record)
         return _Part(
             records,
-            rows,
-            row_record,
+            formed.rows,
+            formed.row_record,
             decoded.tombstones,
             decoded.tombstone_record.to_numpy(zero_copy_only=False),
-            (*decoded.rejections, *refused),
+            (*decoded.rejections, *formed.rejections),
             records.nbytes,
         )
 

@@ -64,8 +64,8 @@ class Condition:
             {name: records.column(column) for name, column in names.items()}
             | {"kafka_offset": records.column("offset")}
         )
-        _, kept, refused = self._kept.apply(given, np.arange(records.num_rows))
-        return kept, refused
+        kept = self._kept.apply(given, np.arange(records.num_rows))
+        return kept.row_record, list(kept.rejections)
 
     @property
     def _kept(self) -> SqlTransform:

@@ -51,6 +51,7 @@ KIND = Kind(
         ),
     ),
     silent_after=(Unavailable, ConfigError),
+    calls_handlers=True,
     spans=False,
     calls_handlers=True,
 )
