@@ -105,7 +105,6 @@ class Kind:
         silent_after: errors of the first look after which the server is not asked again, because
             each question would take its time limit.
         group_is_ledger: workers must be members of the group in which the positions are.
-        calls_handlers: functions of the user write the records, by topic; a worker has them.
         spans: the run makes the spans of its commits; False: the sink does.
         has_json: its columns may have a type for JSON.
         replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
@@ -130,7 +129,6 @@ class Kind:
     ledger_key: Callable[[Any], str] = lambda _: "sink.url"
     silent_after: tuple[type[OncelyError], ...] = ()
     group_is_ledger: bool = False
-    calls_handlers: bool = False
     spans: bool = True
     has_json: bool = False
     replays_beside_store: bool = False

@@ -51,7 +51,6 @@ KIND = Kind(
         ),
     ),
     silent_after=(Unavailable, ConfigError),
-    calls_handlers=True,
     spans=False,
     calls_handlers=True,
 )
