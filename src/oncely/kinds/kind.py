@@ -37,19 +37,19 @@ class Parts(Protocol):
         """The topics."""
 
     @property
-    def connect(self) -> Connect:
+    def connect(self) -> Connect | None:
         """Opens database sessions."""
 
     @property
-    def kafka_connect(self) -> KafkaConnect:
+    def kafka_connect(self) -> KafkaConnect | None:
         """Creates clients of Kafka."""
 
     @property
-    def files_connect(self) -> FilesConnect:
+    def files_connect(self) -> FilesConnect | None:
         """Opens roots of files."""
 
     @property
-    def delta_connect(self) -> DeltaConnect:
+    def delta_connect(self) -> DeltaConnect | None:
         """Loads and commits to Delta tables."""
 
     @property

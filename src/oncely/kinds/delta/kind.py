@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.delta.destination import DeltaDestination
+    from oncely.stores.delta import connect
+    from oncely.stores.objects.store import connect as connect_files
 
     sink: Any = parts.settings.sink
-    return DeltaDestination(parts.settings, sink, parts.files_connect, parts.delta_connect)
+    return DeltaDestination(
+        parts.settings, sink, parts.files_connect or connect_files, parts.delta_connect or connect
+    )
 
 
 def _trial() -> Trial:

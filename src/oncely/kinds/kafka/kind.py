@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def _destination(parts: Parts) -> Destination:
+    from oncely.kafka.client import make
     from oncely.kinds.kafka.destination import KafkaDestination
 
     sink: Any = parts.settings.sink
-    return KafkaDestination(parts.settings, sink, parts.source, parts.kafka_connect)
+    return KafkaDestination(parts.settings, sink, parts.source, parts.kafka_connect or make)
 
 
 def _ledger_key(sink: KafkaSinkSettings) -> str:

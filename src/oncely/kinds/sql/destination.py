@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -27,7 +27,6 @@ from oncely.kinds.destination import (
     SinkFacts,
     SinkPlan,
 )
-from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink, target_of
@@ -52,6 +51,9 @@ from oncely.kinds.tables import (
 )
 from oncely.stores.sql.connection import Connect, Connection, plain
 from oncely.stores.sql.dialects import dialect_for
+
+if TYPE_CHECKING:
+    from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 
 
 def check_table(sink: SqlSink) -> None:
@@ -178,10 +180,14 @@ class SqlDestination(TableDestination):
 
     def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
+        from oncely.kinds.sql.change import SqlReplay
+
         return nullcontext(SqlReplay(self.sink(schema).bind()))
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
+        from oncely.kinds.sql.change import SqlRewrites
+
         self.check_replay()
         sink = self.sink(schema)
         if self.given.mode == "append" and not sink.keep_source:

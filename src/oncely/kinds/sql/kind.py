@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.sql.destination import SqlDestination
+    from oncely.stores.sql.connection import connect
 
     sink: Any = parts.settings.sink
-    return SqlDestination(parts.settings, sink, parts.connect)
+    return SqlDestination(parts.settings, sink, parts.connect or connect)
 
 
 def _require(sink: SqlSinkSettings) -> None:
