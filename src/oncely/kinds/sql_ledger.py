@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncely.core.batch import (
-    Chunk,
     Reject,
     Rejection,
 )
-from oncely.errors import TableMismatch, check
+from oncely.errors import TableMismatch
 from oncely.kinds.base import (
     Which,
 )
@@ -150,13 +149,6 @@ class Refused(Exception):
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = rejections
-
-
-def letters_of(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
-    """One dead letter for each rejection."""
-    letters = chunk.dead_letters(rejections) if rejections else []
-    check(len(letters) == len(rejections), "a rejection has no dead letter")
-    return letters
 
 
 def ledger_checks(ledger: SqlLedger, connection: Connection | None) -> Iterator[Check]:
