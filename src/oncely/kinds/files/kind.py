@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
 from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Proposed, Texts, folder_url, one_folder
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -42,6 +43,17 @@ def _trial() -> Trial:
     return TRIAL
 
 
+def _proposed(to: str, topic: str, _: str) -> dict[str, Any] | None:
+    if (url := folder_url(to)) is None:
+        return None
+    return {"url": url, "format": "parquet", "manifest_topic": f"{topic}.manifest"}
+
+
+def _first_time(found: Mapping[str, str]) -> list[str]:
+    times = [name for name, kind in found.items() if kind.upper().startswith(("TIMESTAMP", "DATE"))]
+    return [f"date({name})" for name in times[:1]]
+
+
 KIND = Kind(
     name="files",
     rank=3,
@@ -69,4 +81,5 @@ KIND = Kind(
     silent_after=(Unavailable,),
     listed=_listed,
     trial=_trial,
+    proposed=Proposed(("",), _proposed, partition_by=_first_time),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Proposed, Texts
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -60,4 +60,5 @@ KIND = Kind(
     silent_after=(Unavailable,),
     group_is_ledger=True,
     trial=_trial,
+    proposed=Proposed(("topic:",), lambda to, *_: {"topic": to.removeprefix("topic:")}),
 )

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
-from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
+from oncely.kinds.kind import RESTORED, Kind, Parts, Proposed, Texts, again
 from oncely.kinds.sql.settings import SqlSinkSettings
+from oncely.stores.sql.connection import LONGEST_NAME
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -43,6 +44,14 @@ def _trial() -> Trial:
     return TRIAL
 
 
+_SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
+"""The names of PostgreSQL's system columns."""
+
+
+def _fits(name: str) -> bool:
+    return "\0" not in name and len(name.encode()) <= LONGEST_NAME and name not in _SYSTEM
+
+
 KIND = Kind(
     name="sql",
     rank=1,
@@ -68,4 +77,9 @@ KIND = Kind(
     has_json=True,
     replays_beside_store=True,
     trial=_trial,
+    proposed=Proposed(
+        ("sqlite://", "postgresql://", "postgres://"),
+        lambda to, _, table: {"url": to, "table": table, "mode": "append"},
+        _fits,
+    ),
 )
