@@ -19,7 +19,7 @@ from oncely.errors import (
     Unavailable,
 )
 from oncely.kinds.kafka.format import RecordFormat
-from oncely.kinds.topic_ledger import TopicLedger
+from oncely.kinds.topic_destination import TopicLedger
 from oncely.stores.topic.compare_and_set import PositionTakeover
 from oncely.stores.topic.records import OffsetMetadata, stamp
 from oncely.stores.topic.takeover import Opener

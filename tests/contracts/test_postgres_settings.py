@@ -203,7 +203,7 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
         one.getMessage() for one in caplog.records if "statement_timeout" in one.getMessage()
     ]
     assert "ALTER ROLE" in told
-    ((said, seconds),) = look(bound).time_limits.items()
+    ((said, seconds),) = look(bound.ledger).time_limits.items()
     assert (said.startswith("statement_timeout is 1.5 s: "), seconds) == (True, 1.5)
     assert "ALTER ROLE" in said
     assert look(sink.ledger).time_limits == {}

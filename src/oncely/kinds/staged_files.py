@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Chunk, IntArray, Rejection, Staged
+from oncely.core.batch import Chunk, IntArray, Rejection, Staged, StagedRowsGone
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
@@ -73,6 +73,20 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def clock() -> float:
     """Seconds on a clock that also counts while the process or the machine is suspended."""
     return time.clock_gettime(_CLOCK)
+
+
+def refuse_old(began: float, max_age: float) -> None:
+    """Refuse files of a batch that began so long ago, by :func:`clock`, that they may be gone.
+
+    Raises:
+        StagedRowsGone: they are older than ``max_age``, in seconds.
+    """
+    age = clock() - began
+    if age > max_age:
+        raise StagedRowsGone(
+            f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
+            f" {max_age:g} s: they may have been vacuumed; the batch is repeated"
+        )
 
 
 class FileWriter:
@@ -215,7 +229,7 @@ class FileWriter:
             sample = gathered.rows.slice(0, _SAMPLE)
             files = self._format(sample.schema)
             count = min(_SAMPLE, gathered.count)
-            encoded = len(files.prepare(sample, count).file(0, count)) - files.overhead
+            encoded = len(files.prepare(sample)(0, count)) - files.overhead
             return float(max(1, encoded) / max(1, sample.nbytes))
         return float(self._encoded / self._arrow)
 
@@ -273,13 +287,13 @@ class FileWriter:
     def _write_piece(
         self, piece: Gathered, starts: Ints, files: AvroFiles | ParquetFiles, one_scope: bool
     ) -> None:
-        prepared = files.prepare(piece.rows, piece.count)
+        prepared = files.prepare(piece.rows)
         described = describe(piece, starts, list(self._sources))
         ends = [*starts[1:].tolist(), piece.count]
         codes = piece.codes[starts].tolist()
         self._schemas[files.id] = files.avro
         for what, code, start, end in zip(described, codes, starts.tolist(), ends, strict=True):
-            data = prepared.file(start, end - start)
+            data = prepared(start, end - start)
             self._write_file(data, code, end - start, what, files, one_scope)
             self._encoded += len(data) - files.overhead
         self._arrow += max(1, piece.rows.nbytes)

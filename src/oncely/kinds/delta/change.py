@@ -57,9 +57,8 @@ from oncely.kinds.conform import conform
 from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.rows import with_source, with_tombstones
 from oncely.kinds.staged_files import FilesTask
-from oncely.kinds.tables import SOURCE_COLUMNS
+from oncely.kinds.tables import SOURCE_COLUMNS, rows_with_source, with_tombstones
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
@@ -539,7 +538,7 @@ class DeltaReplay:
     def _changes(self, judged: Judged, failed: Collection[int]) -> Changes:
         """The amendments of ranges."""
         form, chunk = self.sink.form, judged.chunk
-        rows = with_source(chunk) if form.keep_source else chunk.rows
+        rows = rows_with_source(chunk) if form.keep_source else chunk.rows
         rows, record, _, _ = with_tombstones(chunk, rows, form.keys)
         if judged.traceable:
             written = ~np.isin(record, list(failed))

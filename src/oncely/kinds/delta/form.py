@@ -20,9 +20,14 @@ from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
-from oncely.kinds.rows import refuse_missing_keys, rejections_of, with_source, with_tombstones
 from oncely.kinds.staged_files import FilesTask
-from oncely.kinds.tables import SOURCE_COLUMNS
+from oncely.kinds.tables import (
+    SOURCE_COLUMNS,
+    refuse_missing_keys,
+    rejections_of,
+    rows_with_source,
+    with_tombstones,
+)
 
 TOPIC, PARTITION, OFFSET, DELETED, CLEARED = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "deleted", "cleared")
@@ -162,7 +167,7 @@ class Accepted(NamedTuple):
 
 def accepted(form: DeltaFormat, chunk: Chunk) -> Accepted:
     """Rows and tombstones of a chunk, in the order of their records."""
-    rows = with_source(chunk) if form.keep_source else chunk.rows
+    rows = rows_with_source(chunk) if form.keep_source else chunk.rows
     rows, record, deleted, bad = with_tombstones(chunk, rows, form.keys)
     rows = conform(rows, form.schema)
     refuse_missing_keys(rows, deleted, form.keys, form.version, bad)

@@ -12,8 +12,13 @@ from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.claim import Counts
 from oncely.core.digest import STORED, Digests, Recipe
 from oncely.core.ranges import TopicPartition
-from oncely.kinds.rows import refuse_missing_keys, rejections_of, with_source, with_tombstones
 from oncely.kinds.sql.table import Target
+from oncely.kinds.tables import (
+    refuse_missing_keys,
+    rejections_of,
+    rows_with_source,
+    with_tombstones,
+)
 from oncely.stores.sql.cast import as_text, cast_rows
 from oncely.stores.sql.connection import Connection
 from oncely.stores.sql.postgres_digest import stored_texts
@@ -59,7 +64,7 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
     """Merge rows and tombstones, cast them, and reject values that cannot be cast."""
     if target is None or not (chunk.rows.num_rows or len(chunk.delete_record)):
         return Prepared(pa.table({}), np.array([], dtype=np.int64), chunk.rejections)
-    rows = with_source(chunk) if keep_source else chunk.rows
+    rows = rows_with_source(chunk) if keep_source else chunk.rows
     rows, row_record, deleted, bad_keys = with_tombstones(chunk, rows, target.keys)
     cast, bad = cast_rows(rows, target.fits)
     bad |= bad_keys
