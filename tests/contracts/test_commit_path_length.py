@@ -30,7 +30,7 @@ from oncely.kinds.handlers.sink import HandlersSink
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
-from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.stores.delta import DeltaTables
@@ -63,7 +63,7 @@ from tests.unit.test_one_commit_path import CLIENTS
 
 _SRC = Path(oncely.__file__).parent
 _MOST, _MOST_FILES = 8, 10
-_DRIVER = ["run", "PublishingRun._publish"]
+_DRIVER = ["run", "OpenLedger.publish"]
 """Before ``path.publish``, in the driver: the ``run`` of a batch or range commit, and this."""
 
 
@@ -142,8 +142,8 @@ class Decoder:
 def run_a_task(sink: Any, fence: Fence) -> None:
     source = GivenRecords([records(T0, [b"x"] * 3)])
     reading = Reading(source, Decoder(), Unchanged(), frozenset({"value"}))
-    plan = CommitPlan(together(sink), fence, Budget(), reading)
-    list(commit_chunks(plan, {T0: OffsetRange(0, 3)}, Attempt(0)))
+    share = {T0: OffsetRange(0, 3)}
+    list(commit_chunks(together(sink), fence, Budget(), reading, share, Attempt(0)))
 
 
 def publish_rows(sink: Any, fence: Fence) -> None:
