@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,18 +97,14 @@ def dead_letters(
 @contextmanager
 def session(ledger: SqlLedger) -> Iterator[Connection | None]:
     """A session for inspection; None if the database is a file that does not exist yet."""
-    try:
-        opened = brief_session(ledger.dialect, "look", ledger.connect)
-        connection = opened.__enter__()
-    except TableMismatch:
-        if not ledger.create:
-            raise
-        yield None
-        return
-    try:
+    with ExitStack() as opened:
+        connection = None
+        try:
+            connection = opened.enter_context(brief_session(ledger.dialect, "look", ledger.connect))
+        except TableMismatch:
+            if not ledger.create:
+                raise
         yield connection
-    finally:
-        opened.__exit__(None, None, None)
 
 
 _AT_ONCE = 500

@@ -26,7 +26,7 @@ from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.decode.scopes import typed
-from oncely.errors import ConfigError, check
+from oncely.errors import check
 from oncely.kinds.base import NO_SINGLE_RECORD, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.data_file import AvroFiles, ParquetFiles
@@ -54,7 +54,7 @@ from oncely.stores.objects.store import Bytes, Store, Uploads
 
 __all__ = ["FileWriter", "Origin"]
 
-_KINDS: dict[str, type[AvroFiles] | type[ParquetFiles]] = {
+_KINDS: dict[Format, type[AvroFiles] | type[ParquetFiles]] = {
     "avro": AvroFiles,
     "parquet": ParquetFiles,
 }
@@ -101,9 +101,6 @@ class FileWriter:
         target_bytes: approximate size of a file.
         memory_bytes: memory of waiting rows; the peak is twice as much and about 150 MB.
         names: the names of the attempt's files.
-
-    Raises:
-        ConfigError: an unknown format.
     """
 
     def __init__(
@@ -115,10 +112,6 @@ class FileWriter:
         memory_bytes: int,
         names: FileNames,
     ) -> None:
-        if format not in _KINDS:
-            raise ConfigError(
-                "sink.format", f"unknown: {format!r}", way_out="one of avro and parquet"
-            )
         self._kind, self._columns, self._names = _KINDS[format], tuple(columns), names
         self._target, self._memory = target_bytes, memory_bytes
         self._plain = [i for i, one in enumerate(columns) if one.kind == "column"]

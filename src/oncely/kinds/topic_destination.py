@@ -284,10 +284,6 @@ class TopicSink(Sink, Protocol):
     def ledger(self) -> ledgers.TopicLedger:
         """Epochs and positions, in the ledger topic and the group."""
 
-    @property
-    def cluster(self) -> Cluster:
-        """The clients of this process."""
-
     def check(self) -> None:
         """Check the present settings and topics; no topic is created."""
 
@@ -411,13 +407,16 @@ class TopicDestination(Generic[S]):
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
         yield "sink", lambda: self.check_sink(sink)
-        yield self.output_key, lambda: self._check_topics(sink.cluster.admin)
+        yield self.output_key, lambda: self._check_topics(sink.ledger.cluster.admin)
         if not self._has_ledger:
             return
         yield "sink.ledger_topic", self._check_ledger
         yield self.target_key, lambda: self._topics.check_target(sink.ledger.target)
         timeout = self.given.transaction_timeout
-        yield "sink.transaction_timeout", lambda: topics.check_timeout(sink.cluster.admin, timeout)
+        yield (
+            "sink.transaction_timeout",
+            lambda: topics.check_timeout(sink.ledger.cluster.admin, timeout),
+        )
 
     def _check_topics(self, admin: KafkaAdmin) -> None:
         """Refuse topics that take no record, and one for dead letters that does not keep them."""
@@ -449,11 +448,11 @@ class TopicDestination(Generic[S]):
         with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
             inspection.collect(self._checks(sink))
             with inspection.about(self.output_key):
-                absent = topics.missing(sink.cluster.admin, self._written)
+                absent = topics.missing(sink.ledger.cluster.admin, self._written)
                 made = absent if self.given.create else []
                 facts = self.facts(sink, schema, absent)
                 plans = self._topic_plans(sink)
-                admin, there = sink.cluster.admin, [one.name for one in plans if one.exists]
+                admin, there = sink.ledger.cluster.admin, [one.name for one in plans if one.exists]
                 inspection.notes += self.defeats(admin, topics.configured(admin, there))
         inspection.notes += lost_with_a_broker(plans, self.compacted)
         partitions = {one.name: one.partitions for one in plans if one.partitions is not None}
@@ -486,7 +485,7 @@ class TopicDestination(Generic[S]):
 
     def _topic_plans(self, sink: S) -> list[TopicPlan]:
         """The present topics, and those that the first start creates, with their layouts."""
-        admin, names = sink.cluster.admin, sorted({*self._written})
+        admin, names = sink.ledger.cluster.admin, sorted({*self._written})
         there = topics.layouts(admin, names)
         absent = [name for name in names if name not in there]
         if not self.given.create:

@@ -42,7 +42,7 @@ from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, sche
 from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
 from oncely.kinds.partitions import check_types
 from oncely.kinds.staged_files import FilesTask, clock, refuse_old
-from oncely.kinds.topic_publishing import InTime, Publisher
+from oncely.kinds.topic_publishing import InTime, Load, Publisher
 from oncely.per_process import PerProcess
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
@@ -366,7 +366,7 @@ class Topics:
 
 
 @dataclass(frozen=True)
-class ManifestLoad:
+class ManifestLoad(Load):
     """The manifest messages of a publication.
 
     Attributes:

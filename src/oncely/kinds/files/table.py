@@ -200,9 +200,7 @@ def listing(table: Table, where: Where | None = None) -> Listing:
     return Listing(tuple(table.chosen(contents, where or {})), len(contents.files))
 
 
-def addresses(
-    table: Table, where: Where | None = None
-) -> Iterator[dict[str, Any]]:
+def addresses(table: Table, where: Where | None = None) -> Iterator[dict[str, Any]]:
     """The files with these partition values as other programs open them, as JSON-able values.
 
     Raises:

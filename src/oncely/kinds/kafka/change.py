@@ -45,7 +45,7 @@ from oncely.kinds.topic_dead_letters import (
     Reading,
     replaying,
 )
-from oncely.kinds.topic_replay import Passed, TopicReplay
+from oncely.kinds.topic_publishing import Passed, TopicReplay
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import (
