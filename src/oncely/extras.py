@@ -1,10 +1,13 @@
-"""Optional dependencies: the packages that ``pip install 'oncely[EXTRA]'`` adds."""
+"""Optional dependencies: the packages that ``pip install 'oncely[EXTRA]'`` adds; and what installed
+packages add by entry points.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from oncely.errors import ConfigError
@@ -59,6 +62,34 @@ def require(extra: str, key: str, subject: str, otherwise: str = "") -> None:
                 f"{subject} needs the package {package}, which is not installed",
                 way_out=f"pip install 'oncely[{extra}]'{otherwise}",
             )
+
+
+KINDS = "oncely.kinds"
+"""The group of the entry points that are kinds of destinations."""
+
+
+@cache
+def plugin(group: str, name: str) -> Any:
+    """The object of an entry point; that of Oncely itself, if another package has the name too.
+
+    Args:
+        group: of entry points.
+        name: of one that is installed.
+    """
+    from importlib.metadata import distribution, entry_points
+
+    own = distribution("oncely").entry_points.select(group=group, name=name)
+    (found,) = own or entry_points(group=group, name=name)
+    return found.load()
+
+
+@cache
+def plugins(group: str) -> tuple[Any, ...]:
+    """The objects of all entry points of a group, by their ``rank`` and ``name``."""
+    from importlib.metadata import entry_points
+
+    found = (plugin(group, name) for name in entry_points(group=group).names)
+    return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
 
 
 class Deferred:

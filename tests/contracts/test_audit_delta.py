@@ -25,11 +25,12 @@ from oncely.audit.of_pipeline import evidence_of
 from oncely.audit.report import Report
 from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
-from oncely.config import DeltaSinkSettings, PipelineSettings, parse
+from oncely.config import PipelineSettings, parse
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import SourceMismatch, WrongInput
 from oncely.kinds.delta.change import DeltaReplay
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from tests import sinktools
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.groupedtools import Compared, Topic, compare

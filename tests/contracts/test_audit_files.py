@@ -18,11 +18,12 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.audit.files import FilesEvidence, open_files
-from oncely.config import FilesSinkSettings, parse
+from oncely.config import parse
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kinds.files.compact import compact
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink
 from oncely.testing.servers.kafka import Broker
 from tests import filestools

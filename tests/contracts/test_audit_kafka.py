@@ -20,11 +20,12 @@ from oncely.audit.engine import ByOffset
 from oncely.audit.kafka import KafkaGroup, KafkaOffsets, open_kafka
 from oncely.audit.report import Report
 from oncely.commit.path import pass_over
-from oncely.config import KafkaSinkSettings, parse
+from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.kinds.kafka.format import RecordFormat
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests import kafkatools

@@ -19,10 +19,13 @@ from confluent_kafka import Producer
 from oncely.audit import Report, audit
 from oncely.audit.files import NOT_READ
 from oncely.commit.path import pass_over
-from oncely.config import DeltaSinkSettings, FilesSinkSettings, KafkaSinkSettings, parse
+from oncely.config import parse
 from oncely.core.batch import Batch, Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.files.settings import FilesSinkSettings
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import Store
 from oncely.testing.processes import await_that

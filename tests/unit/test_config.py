@@ -133,7 +133,8 @@ def test_everything(file: Path) -> None:
     assert settings.transform.sql == "SELECT *, '$1' AS price FROM input"
     assert sink.table == TableName("my shop", 'we"ird')
     assert sink.url.get_secret_value().startswith("postgresql://pat:full-url-canary@db1")
-    assert sink.url_for_display == "postgresql://pat:***@db1:5432,db2/shop?sslmode=require"
+    url = settings.describe()["sink"]["url"]
+    assert url == "postgresql://pat:***@db1:5432,db2/shop?sslmode=require"
     assert (sink.keys, sink.version) == (("id",), "changed")
     assert sink.max_rejects == RejectBudget(count=100)
     assert sink.connect_timeout == 3.0

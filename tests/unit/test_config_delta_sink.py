@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from oncely.config import DeltaSinkSettings, parse
+from oncely.config import parse
 from oncely.errors import ConfigError
+from oncely.kinds.delta.settings import DeltaSinkSettings
 
 
 def settings(**sink: Any) -> dict[str, Any]:

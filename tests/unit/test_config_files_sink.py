@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from oncely.config import FilesSinkSettings, PipelineSettings, parse
+from oncely.config import PipelineSettings, parse
 from oncely.errors import ConfigError
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.pipeline import Pipeline
 from tests.configtools import SQL, edited_file
 

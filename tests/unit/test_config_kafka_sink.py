@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from oncely.config import KafkaSinkSettings, PipelineSettings, parse
+from oncely.config import PipelineSettings, parse
 from oncely.config.pipeline import Delivery
 from oncely.errors import ConfigError
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.pipeline import Pipeline
 from tests.configtools import SQL, edited_file
 

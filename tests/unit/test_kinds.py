@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from importlib.metadata import distribution
-from typing import get_args
 
 import pytest
 
-from oncely.config import PipelineSettings
-from oncely.kinds.kind import kind_of
+from oncely.config.tables import tables
+from oncely.kinds.kind import kind_of, kinds
 
-NAMED = {
-    get_args(one.model_fields["kind"].annotation)[0]
-    for one in get_args(get_args(PipelineSettings.model_fields["sink"].annotation)[0])
-    or get_args(PipelineSettings.model_fields["sink"].annotation)
-}
+NAMED = tables()["sink"].sections
 
 
 def test_the_entry_points_are_what_a_file_may_name() -> None:
     found = distribution("oncely").entry_points.select(group="oncely.kinds")
-    assert {one.name for one in found} == NAMED
+    assert {one.name for one in found} == set(NAMED)
     assert len(NAMED) == len(found)
+    assert {one.name: one.settings for one in kinds()} == NAMED
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

@@ -21,10 +21,11 @@ from oncely.audit.delta_snapshot import OTHERS, DeltaSnapshot, snapshot_of, tota
 from oncely.audit.evidence import Committed, Holder, Keys, OfLedger, Span, among
 from oncely.audit.report import Finding, Proof, Undecided
 from oncely.audit.scan import Scanned, ScannedRows
-from oncely.config import DeltaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.stores.delta import DeltaConnect, connect
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")

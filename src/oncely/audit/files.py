@@ -29,10 +29,11 @@ from oncely.audit.stored.log import Topics
 from oncely.audit.stored.manifest import Manifest, NamedFile, read_manifest
 from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
-from oncely.config import FilesSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.stores.objects.store import NoSuchFile, Store
 
 _THREADS = 4

@@ -30,12 +30,13 @@ from oncely.audit.scan import Scanned, ScannedRows
 from oncely.audit.stored.log import Ends, Topics
 from oncely.audit.stored.topic_ledger import TopicLedger, read_ledger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
-from oncely.config import KafkaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError
 from oncely.kafka.records import headers_of
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 
 SOURCE_HEADER = "oncely.source"
 _AT_ONCE = 20_000  # records

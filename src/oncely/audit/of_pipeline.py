@@ -6,7 +6,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from oncely.audit.compare import Rules
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
@@ -19,16 +19,13 @@ from oncely.audit.report import Report
 from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
-from oncely.config import (
-    DeltaSinkSettings,
-    FilesSinkSettings,
-    HandlersSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-    load,
-)
+from oncely.config import PipelineSettings, load
 from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.kafka.records import in_words, shown
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.files.settings import FilesSinkSettings
+from oncely.kinds.handlers.settings import HandlersSinkSettings
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.secrets import scope
 from oncely.stores.sql.dialects import dialect_for
 
@@ -167,7 +164,7 @@ def evidence_of(
             " both, so nothing can be compared",
             way_out="an audit needs the sink's own ledger",
         )
-    sink = settings.sink
+    sink: Any = settings.sink
     if isinstance(sink, HandlersSinkSettings):
         raise no_rows()
     if isinstance(sink, SqlSinkSettings):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,17 +23,15 @@ from oncely.audit.sql import open_ledger
 from oncely.audit.sqlite import as_written
 from oncely.audit.stored.log import Topics
 from oncely.audit.topic_snapshot import take
-from oncely.config import (
-    DeltaSinkSettings,
-    FilesSinkSettings,
-    HandlersSinkSettings,
-    KafkaSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-)
+from oncely.config import PipelineSettings
 from oncely.core.digest import kind_of
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.files.settings import FilesSinkSettings
+from oncely.kinds.handlers.settings import HandlersSinkSettings
+from oncely.kinds.kafka.settings import KafkaSinkSettings
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -69,7 +67,7 @@ def window_of(settings: PipelineSettings) -> Window:
         WrongInput: the pipeline never ran, or its ledger may not be read.
         Unavailable: no answer.
     """
-    sink = settings.sink
+    sink: Any = settings.sink
     if settings.offsets.store != "ledger":
         raise ConfigError(
             "offsets.store",

@@ -32,17 +32,14 @@ from oncely.cli.options import Result
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
 from oncely.cli.verbs import Audit as Asked
-from oncely.config import (
-    DeltaSinkSettings,
-    FilesSinkSettings,
-    HandlersSinkSettings,
-    KafkaSinkSettings,
-    PipelineSettings,
-    SparkSettings,
-    SqlSinkSettings,
-)
+from oncely.config import PipelineSettings, SparkSettings
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Interrupted, OncelyError, WrongInput
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.files.settings import FilesSinkSettings
+from oncely.kinds.handlers.settings import HandlersSinkSettings
+from oncely.kinds.kafka.settings import KafkaSinkSettings
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.pipeline import Pipeline
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark import session

@@ -27,12 +27,8 @@ from oncely.config.decode import (
     RawDecode,
     TextKey,
 )
-from oncely.config.delta_sink import DeltaSinkSettings
-from oncely.config.files_sink import FilesSinkSettings, S3Settings
 from oncely.config.fill import Filling
 from oncely.config.filter import FilterSettings
-from oncely.config.handlers_sink import HandlersSinkSettings
-from oncely.config.kafka_sink import KafkaSinkSettings
 from oncely.config.offsets import (
     FileOffsets,
     KafkaOffsets,
@@ -44,8 +40,9 @@ from oncely.config.offsets import (
 )
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
+from oncely.config.root import S3Settings
 from oncely.config.secrecy import public, written
-from oncely.config.sink import SqlSinkSettings
+from oncely.config.sink import SinkSettings
 from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.worker import WorkerSettings
@@ -57,15 +54,11 @@ __all__ = [
     "AvroKey",
     "CommitInterval",
     "DecodeSettings",
-    "DeltaSinkSettings",
     "FileOffsets",
-    "FilesSinkSettings",
     "FilterSettings",
-    "HandlersSinkSettings",
     "JsonDecode",
     "JsonKey",
     "KafkaOffsets",
-    "KafkaSinkSettings",
     "LedgerOffsets",
     "OffsetsSettings",
     "PipelineSettings",
@@ -73,10 +66,10 @@ __all__ = [
     "RedisOffsets",
     "RejectBudget",
     "S3Settings",
+    "SinkSettings",
     "SourceSettings",
     "SparkSettings",
     "SqlOffsets",
-    "SqlSinkSettings",
     "TextKey",
     "TransformSettings",
     "WorkerSettings",

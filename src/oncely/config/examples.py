@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+
+from oncely.config import urls
+from oncely.config.sink import sink_kinds
 
 EXAMPLES: Mapping[str, str] = {
     "name": 'name = "flights"',
@@ -48,29 +52,11 @@ EXAMPLES: Mapping[str, str] = {
     "transform.python": 'python = "flights_rules:late"',
     "transform.spark": 'spark = "flights_rules:by_carrier"',
     "sink": "[sink]",
-    "sink.kind": 'kind = "sql"',
-    "sink.url": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
-    "sink.url of files": 'url = "s3://lake/events"',
-    "sink.url of delta": 'url = "s3://lake/flights"',
-    "sink.table": 'table = "public.flights"',
     "sink.keys": 'keys = ["id"]',
     "sink.version": 'version = "changed_at"',
     "sink.keep_source": "keep_source = true",
-    "sink.topic": 'topic = "flights.delayed"',
-    "sink.topic_column": 'topic_column = "to_topic"',
-    "sink.key": 'key = "carrier"',
-    "sink.schema_file": 'schema_file = "order.avsc"',
-    "sink.schema_id": "schema_id = 7",
     "sink.rejects_topic": 'rejects_topic = "flights.rejects"',
-    "sink.schema_topic": 'schema_topic = "events.schema"',
-    "sink.manifest_topic": 'manifest_topic = "events.manifest"',
-    "sink.partitions": "partitions = 12",
-    "sink.brokers": 'brokers = "127.0.0.1:9092"',
     "sink.kafka": 'kafka = { "compression.type" = "zstd" }',
-    "sink.partition_by": 'partition_by = ["user", "date(ts)", "hour(ts)"]',
-    "sink.partition_by of delta": 'partition_by = ["carrier"]',
-    "sink.context": 'context = ["user", "locale"]',
-    "sink.ledger_schema": 'ledger_schema = "oncely"',
     "sink.s3.endpoint": 'endpoint = "https://minio:9000"',
     "sink.s3.region": 'region = "eu-central-1"',
     "sink.s3.access_key": 'access_key = "${S3_KEY}"',
@@ -81,7 +67,7 @@ EXAMPLES: Mapping[str, str] = {
     "offsets.path": 'path = "offsets"',
     "offsets.path of zookeeper": 'path = "/oncely"',
     "offsets.url": 'url = "redis://:${PASSWORD}@host:6379/0"',
-    "offsets.url of sql": 'url = "postgresql://user:${PASSWORD}@host:5432/database"',
+    "offsets.url of sql": urls.EXAMPLE,
     "offsets.hosts": 'hosts = "zk-1:2181,zk-2:2181,zk-3:2181"',
     "spark.conf": 'conf = { "spark.executor.memory" = "4g" }',
     "worker.group": 'group = "flights-workers"',
@@ -91,3 +77,24 @@ EXAMPLES: Mapping[str, str] = {
     "worker.session_timeout": 'session_timeout = "10 seconds"',
 }
 """By dotted name; with "of" and the value of the selector if it is for one form of the table."""
+
+
+def example(key: str, form: str = "") -> str:
+    """An example of a key as a line of TOML; empty if there is none.
+
+    Args:
+        key: its dotted name.
+        form: the value of its table's selector, if it is known.
+    """
+    return _all().get(f"{key} of {form}", _all().get(key, ""))
+
+
+@cache
+def _all() -> Mapping[str, str]:
+    """The examples, with those of the kinds; of a key that several have, the first one's."""
+    found = {"sink.kind": f'kind = "{next(iter(sink_kinds()))}"', **EXAMPLES}
+    for kind, section in sink_kinds().items():
+        for key, line in section.examples.items():
+            found.setdefault(f"sink.{key}", line)
+            found[f"sink.{key} of {kind}"] = line
+    return found

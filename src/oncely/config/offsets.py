@@ -6,19 +6,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    SecretStr,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from oncely.config import urls
 from oncely.config.base import Section, Table, file_name, filled, invalid, quoted, shown
 from oncely.config.source import broker_list
-from oncely.stores.offsets.sql import DEFAULT_TABLE
+from oncely.stores.offsets.base import SQL_TABLE
 from oncely.stores.sql.connection import TableName
 
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
@@ -108,13 +101,8 @@ class SqlOffsets(Section):
     """
 
     store: Literal["sql"]
-    url: SecretStr
-    table: Table = DEFAULT_TABLE
-
-    @property
-    def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, replaced by ``***``."""
-        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
+    url: urls.Url
+    table: Table = SQL_TABLE
 
     @property
     def one_machine(self) -> bool:
@@ -147,12 +135,7 @@ class RedisOffsets(Section):
     """
 
     store: Literal["redis"]
-    url: SecretStr
-
-    @property
-    def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, replaced by ``***``."""
-        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
+    url: urls.Url
 
     @property
     def one_machine(self) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     InstanceOf,
     PlainSerializer,
-    SecretStr,
     model_validator,
 )
 
@@ -27,25 +26,14 @@ from oncely.config.base import (
     shown,
 )
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
-from oncely.config.delta_sink import DeltaSinkSettings
-from oncely.config.files_sink import FilesSinkSettings, RootSettings
 from oncely.config.filter import FilterSettings
-from oncely.config.handlers_sink import HandlersSinkSettings
-from oncely.config.kafka_sink import KafkaSinkSettings
-from oncely.config.offsets import (
-    KafkaOffsets,
-    LedgerOffsets,
-    OffsetsSettings,
-    RedisOffsets,
-    SqlOffsets,
-)
-from oncely.config.sink import SqlSinkSettings
-from oncely.config.source import LONGEST_TOPIC, SourceSettings
+from oncely.config.offsets import KafkaOffsets, LedgerOffsets, OffsetsSettings
+from oncely.config.sink import ByKind, SinkSettings, sink_kinds
+from oncely.config.source import SourceSettings
 from oncely.config.spark import SparkSettings
 from oncely.config.worker import WorkerSettings
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_RECORDS_A_FLUSH = 5_000_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -125,6 +113,8 @@ class PipelineSettings(Section):
         worker: the consumer group of `oncely work`.
     """
 
+    model_config = ConfigDict(defer_build=True)  # the kinds import this package
+
     name: Annotated[str, AfterValidator(_name)]
     delivery: Delivery = "exactly_once"
     commit_interval: (
@@ -139,14 +129,7 @@ class PipelineSettings(Section):
     source: SourceSettings
     decode: DecodeSettings
     transform: TransformSettings | None = None
-    sink: Annotated[
-        SqlSinkSettings
-        | KafkaSinkSettings
-        | FilesSinkSettings
-        | DeltaSinkSettings
-        | HandlersSinkSettings,
-        Field(discriminator="kind"),
-    ]
+    sink: Annotated[SinkSettings, ByKind()]
     runtime: Literal["spark", "processes"] = "spark"
     processes: Annotated[int, Field(ge=1)] | None = None
     spark: SparkSettings = Field(default_factory=SparkSettings)
@@ -161,9 +144,7 @@ class PipelineSettings(Section):
     @property
     def target(self) -> str:
         """The destination in a few words."""
-        names = ("table", "topic", "topic_column", "url")
-        name = next((one for n in names if (one := getattr(self.sink, n, None)) is not None), "")
-        return f"{self.sink.kind} {name}".rstrip()
+        return f"{self.sink.kind} {self.sink.target}"
 
     @property
     def worker_group(self) -> str:
@@ -212,49 +193,24 @@ class PipelineSettings(Section):
     @property
     def trigger_seconds(self) -> float:
         """The seconds between the starts of batches."""
-        if isinstance(self.sink, RootSettings):
-            return self.sink.flush_interval
-        return self.spark.trigger
+        own = self.sink.batch_seconds
+        return self.spark.trigger if own is None else own
 
     @property
     def max_records_per_batch(self) -> int:
         """Maximum offsets of a batch; many more if a batch creates files."""
-        given = "max_records_per_batch" in self.spark.model_fields_set
-        merged = isinstance(self.sink, DeltaSinkSettings) and self.sink.mode == "upsert"
-        if isinstance(self.sink, RootSettings) and not given and not merged:
-            return _RECORDS_A_FLUSH
-        return self.spark.max_records_per_batch
+        given, own = "max_records_per_batch" in self.spark.model_fields_set, self.sink.batch_records
+        return self.spark.max_records_per_batch if given or own is None else own
 
     def describe(self) -> dict[str, Any]:
         """All settings as JSON-able values, without secrets."""
         done: dict[str, Any] = self.model_dump(mode="json")
-        if isinstance(self.sink, SqlSinkSettings | HandlersSinkSettings):
-            done["sink"]["url"] = self.sink.url_for_display
-        if isinstance(self.offsets, SqlOffsets | RedisOffsets):
-            done["offsets"]["url"] = self.offsets.url_for_display
         done["source"]["group"] = self.mirror_group
         return done
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if isinstance(self.sink, SqlSinkSettings):
-            found = [*_master_problems(self, self.sink), *_key_problems(self, self.sink)]
-            found += _server_problems(self, self.sink.url)
-        elif isinstance(self.sink, KafkaSinkSettings):
-            found = [*_topic_problems(self, self.sink.topics, "sink.topic"),
-                     *_kafka_problems(self, self.sink)]  # fmt: skip
-        elif isinstance(self.sink, HandlersSinkSettings):
-            found = _handlers_problems(self) + _server_problems(self, self.sink.url)
-        elif isinstance(self.sink, FilesSinkSettings):
-            found = [*_topic_problems(self, self.sink.topics, "sink.manifest_topic"),
-                     *_files_problems(self)]  # fmt: skip
-        else:
-            found = [*_files_problems(self), *_key_problems(self, self.sink)]
-            if self.by_spark and self.sink.mode == "upsert":
-                found.append(
-                    Problem("transform.spark", "gives rows in no order, and of two rows of a key an"
-                            " upsert keeps the last", "use transform.sql or .python, or append")
-                )  # fmt: skip
+        found = self.sink.problems(self)
         found += _runtime_problems(self)
         found += _offsets_problems(self)
         found += _infer_problems(self)
@@ -272,43 +228,6 @@ def _usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _topic_problems(pipeline: PipelineSettings, topics: Sequence[str], key: str) -> list[Problem]:
-    """Problems of a sink that writes to the source's cluster."""
-    found = [
-        Problem(key, f"writes to {name}, which source.topics reads: it would never end",
-                "write to another topic")
-        for name in topics
-        if name in pipeline.source.topics
-    ]  # fmt: skip
-    found += [
-        Problem(key, f"the name of the topic {shown(name)} that is derived from it has more than"
-                f" {LONGEST_TOPIC} characters", "name that topic itself, or use a shorter name")
-        for name in topics
-        if len(name) > LONGEST_TOPIC
-    ]  # fmt: skip
-    if not pipeline.source.group and pipeline.source.group is not None:
-        found.append(
-            Problem("source.group", "is switched off, and this sink commits offsets to the group",
-                    "remove it, or name a group")
-        )  # fmt: skip
-    return found
-
-
-def _kafka_problems(pipeline: PipelineSettings, sink: KafkaSinkSettings) -> list[Problem]:
-    found = []
-    if sink.headers and pipeline.by_spark:
-        found.append(
-            Problem("sink.headers", "a row of a Spark transform comes from no single record",
-                    "remove it, or use transform.sql or .python")
-        )  # fmt: skip
-    if sink.timestamp == "source" and pipeline.by_spark:
-        found.append(
-            Problem("sink.timestamp", "a row of a Spark transform comes from no single record",
-                    "remove it, or use transform.sql or .python")
-        )  # fmt: skip
-    return found
-
-
 def _runtime_problems(pipeline: PipelineSettings) -> list[Problem]:
     found = []
     if pipeline.runtime == "processes" and pipeline.by_spark:
@@ -324,40 +243,16 @@ def _runtime_problems(pipeline: PipelineSettings) -> list[Problem]:
     return found
 
 
-def _files_problems(pipeline: PipelineSettings) -> list[Problem]:
-    found = []
-    if "trigger" in pipeline.spark.model_fields_set:
-        found.append(
-            Problem("spark.trigger", "has no meaning for files: sink.flush_interval determines "
-                    "how often they are written", "remove it")
-        )  # fmt: skip
-    return found
-
-
-def _handlers_problems(pipeline: PipelineSettings) -> list[Problem]:
-    found = []
-    if pipeline.by_spark:
-        found.append(
-            Problem("transform.spark", "a handler gets records, and a row of a Spark transform "
-                    "comes from no single record", "use transform.sql or .python")
-        )  # fmt: skip
-    if pipeline.delivery != "exactly_once":
-        found.append(
-            Problem("delivery", f"found {shown(pipeline.delivery)}; what handlers do is committed "
-                    "with the positions", "remove it")
-        )  # fmt: skip
-    return found
-
-
 def _infer_problems(pipeline: PipelineSettings) -> list[Problem]:
     """Problems of inferred columns: few sinks accept columns that are not known in advance."""
     decode = pipeline.decode
     if not isinstance(decode, JsonDecode) or not decode.inferred:
         return []
     found = []
-    if pipeline.sink.kind != "files":
+    if not pipeline.sink.infers:
+        infer = " and ".join(kind for kind, sink in sink_kinds().items() if sink.infers)
         found.append(
-            Problem("decode.schema", f"infer is for files; a {pipeline.sink.kind} sink needs a "
+            Problem("decode.schema", f"infer is for {infer}; a {pipeline.sink.kind} sink needs a "
                     "schema", 'write schema = "id BIGINT, name STRING"')
         )  # fmt: skip
     if pipeline.transform is not None:
@@ -400,52 +295,3 @@ def _offsets_problems(pipeline: PipelineSettings) -> list[Problem]:
             )
         )
     return found
-
-
-def _master_problems(pipeline: PipelineSettings, sink: SqlSinkSettings) -> list[Problem]:
-    if sink.dialect != "sqlite" or pipeline.spark.is_local:
-        return []
-    return [
-        Problem(
-            "sink.url",
-            f"SQLite is one file on one machine, and spark.master is {pipeline.spark.master}",
-            'use PostgreSQL, or master = "local[*,4]"',
-        )
-    ]
-
-
-def _server_problems(pipeline: PipelineSettings, url: SecretStr) -> list[Problem]:
-    here = f"{url.get_secret_value()}/".replace("localhost", "127.0.0.1")
-    return [
-        Problem("sink.url", f"leads to {broker}, which is one of source.brokers",
-                "write host and port of the database here, and those of Kafka there")
-        for broker in pipeline.source.brokers.replace("localhost", "127.0.0.1").split(",")
-        if f"@{broker}/" in here or f"//{broker}/" in here
-    ]  # fmt: skip
-
-
-def _key_problems(
-    pipeline: PipelineSettings, sink: SqlSinkSettings | DeltaSinkSettings
-) -> list[Problem]:
-    """The keys of an upsert must come from the record's key, or a tombstone could not delete."""
-    key = pipeline.decode.key
-    if sink.mode != "upsert":
-        return []
-    if key is None:
-        return [
-            Problem(
-                "decode.key",
-                'is missing; with mode = "upsert" a record without a value deletes by its key',
-                'add [decode.key], such as format = "string", column = "id"',
-            )
-        ]
-    columns = key_columns(key)
-    if columns is None or set(columns) == set(sink.keys):
-        return []
-    return [
-        Problem(
-            "sink.keys",
-            f"found {', '.join(sink.keys)}, but decode.key gives {', '.join(columns)}",
-            "name the same columns in both",
-        )
-    ]

@@ -10,7 +10,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from oncely.config.base import KIND, Section, shown
-from oncely.config.examples import EXAMPLES
+from oncely.config.examples import example
 from oncely.config.tables import keys, tables
 from oncely.errors import ConfigError
 
@@ -133,11 +133,11 @@ def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
         ]
     match kind:
         case "missing":
-            example = EXAMPLES.get(key)
-            return [ConfigError(key, "is missing", way_out=f"add {example}" if example else "")]
+            line = example(key)
+            return [ConfigError(key, "is missing", way_out=f"add {line}" if line else "")]
         case "union_tag_not_found":
-            example = EXAMPLES.get(f"{key}.{_tag(key)}", 'format = "json"')
-            return [ConfigError(f"{key}.{_tag(key)}", "is missing", way_out=f"add {example}")]
+            line = example(f"{key}.{_tag(key)}") or 'format = "json"'
+            return [ConfigError(f"{key}.{_tag(key)}", "is missing", way_out=f"add {line}")]
         case "union_tag_invalid":
             found = shown(context.get("tag"))
             allowed = ", ".join(_sections(key))

@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from oncely.config.base import Section, form_of
-from oncely.config.examples import EXAMPLES
+from oncely.config.examples import example
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.tables import Table, keys, tables
 from oncely.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
@@ -81,8 +81,8 @@ class _Generator(GenerateJsonSchema):
             if not one.get("oneOf") and "$ref" not in one and "const" not in one:
                 one["title"] = one.get("title") or _type(one)
             one["description"] = texts.get(key, "") + _names(f"{name}.{key}")
-            if (example := _example(name, key, tag, one)) is not None:
-                one["examples"] = [example]
+            if (value := _example(name, key, tag, one)) is not None:
+                one["examples"] = [value]
         if table.selector:  # in one section it has a default, and may not be left out
             required = found.setdefault("required", [])
             found["required"] = [table.selector, *(k for k in required if k != table.selector)]
@@ -154,7 +154,7 @@ def _plain(text: str) -> str:
 def _example(table: str, key: str, tag: str, schema: Mapping[str, Any]) -> object:
     """A value for a key: one of a list, or the other choice, or the default."""
     dotted = f"{table}.{key}".lstrip(".")
-    line = EXAMPLES.get(f"{dotted} of {tag}", EXAMPLES.get(dotted, ""))
+    line = example(dotted, tag)
     if "const" in schema:
         return schema["const"]
     if "=" in line and not line.startswith("["):
@@ -237,8 +237,8 @@ def _key(anchor: str, key: str, section: Mapping[str, Any]) -> list[str]:
     elif "default" in one:
         facts.append(f"default `{toml(one['default'])}`")
     lines = [f"### `{key}` {{ #{anchor} }}\n", f"*{', '.join(facts)}*\n", one["description"], ""]
-    for example in one.get("examples", ()):
-        lines += ["```toml", f"{key} = {toml(example)}", "```", ""]
+    for value in one.get("examples", ()):
+        lines += ["```toml", f"{key} = {toml(value)}", "```", ""]
     return lines
 
 

@@ -1,120 +1,175 @@
-"""``[sink]``: the table, and the handling of its rows."""
+"""``[sink]``: what the kinds of destinations have in common, and how the pipeline's settings find
+those of a kind.
+
+The settings of a kind are in its own package (``oncely.kinds.<kind>.settings``). Checks that
+several kinds make are here and in :mod:`oncely.config.root`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from functools import cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, SecretStr, model_validator
+from pydantic import Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
-from oncely.config import urls
 from oncely.config.base import (
-    Budget,
+    PROPERTIES,
     Problem,
+    RejectBudget,
     Rounding,
     Section,
-    Table,
     all_invalid,
-    as_tuple,
-    folded,
-    invalid,
-    parse_budget,
+    between,
     parse_seconds,
-    quoted,
+    plain_table,
     shown,
+    written,
 )
-from oncely.stores.sql.connection import LONGEST_NAME, TableName
-from oncely.stores.sql.tables import TABLES
+from oncely.config.decode import KeySettings, key_columns
+from oncely.config.source import LONGEST_TOPIC, SourceSettings
+from oncely.errors import ConfigError
+from oncely.extras import KINDS, plugins
+from oncely.kafka.producer_settings import checked
 
 
-class SqlSinkSettings(Section):
-    """``[sink]`` with ``kind = "sql"``: a table in PostgreSQL or SQLite.
+class SinkSettings(Section):
+    """``[sink]`` of a kind of destination.
+
+    A kind declares the keys that all kinds have at their place among its own: the reference shows
+    them in that order.
 
     Attributes:
         kind: the kind of the destination.
-        url: URL of the database, ``postgresql://`` or ``sqlite:///``; its password is never shown.
-        table: the destination, a table or schema.table; as in SQL, names with capitals are quoted.
-        mode: append rows, or upsert them by ``keys``.
-        keys: the columns that identify a row in an upsert.
-        version: a column that grows with each change: an older row never replaces a newer one.
-        create: create the table if it is missing.
-        keep_source: also write topic, partition and offset of each row; by default in a table that
-            Oncely creates, or that has these columns. Unless it is false, rows must not have
-            columns of the same names.
-        rounding: ``allow`` values to lose digits that their columns do not keep, also those of
-            texts in JSON beyond the microseconds of a TIMESTAMP; else the record is rejected.
+        create: create what is missing at the destination.
+        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
+            else the record is rejected.
         max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
             ``"100%"`` never stops it.
-        connect_timeout: the time to wait for a connection.
     """
 
-    kind: Literal["sql"]
-    url: SecretStr
-    table: Table
-    mode: Literal["append", "upsert"] = "append"
-    keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
-    version: str | None = None
-    create: bool = True
-    keep_source: bool | None = None
-    rounding: Rounding = "refuse"
-    max_rejects: Budget = parse_budget("1%")
-    connect_timeout: Annotated[float, BeforeValidator(parse_seconds)] = 10.0
+    infers: ClassVar[bool] = False
+    """True if it accepts columns that are not known in advance."""
+
+    examples: ClassVar[Mapping[str, str]] = {}
+    """Examples of keys, each a line of TOML; keys that several kinds have may be in EXAMPLES."""
+
+    if TYPE_CHECKING:
+        kind: str
+        create: bool
+        rounding: Rounding
+        max_rejects: RejectBudget
 
     @property
-    def dialect(self) -> Literal["postgresql", "sqlite"]:
-        """The kind of database."""
-        return urls.dialect(self.url.get_secret_value())
+    def target(self) -> str:
+        """The destination behind its kind, in a word, such as a table or a topic."""
+        raise NotImplementedError
 
     @property
-    def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, replaced by ``***``."""
-        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
+    def batch_seconds(self) -> float | None:
+        """The seconds between the starts of batches; None for those of ``[spark]``."""
+        return None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _unfolded(cls, data: Any) -> Any:
-        """Refuse capitals that PostgreSQL would fold to lower case: the name is ambiguous."""
-        if isinstance(data, Mapping) and "sqlite" not in str(data.get("url"))[:6]:
-            for part in folded(data.get("table")):
-                raise invalid(
-                    f"PostgreSQL reads {part} as {part.lower()} unless it is quoted",
-                    f"write {part.lower()}, or '\"{part}\"' when the table has capitals",
-                    below="table",
-                )
-        return data
+    @property
+    def batch_records(self) -> int | None:
+        """Maximum offsets of a batch by default; None for those of ``[spark]``."""
+        return None
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def problems(self, pipeline: Any) -> list[Problem]:
+        """What does not go with the rest of the file.
+
+        Args:
+            pipeline: the :class:`~oncely.config.pipeline.PipelineSettings` with this sink.
+
+        Returns:
+            Problems by keys that are dotted from the top of the file.
+        """
+        raise NotImplementedError
+
+
+@cache
+def sink_kinds() -> Mapping[str, type[SinkSettings]]:
+    """The settings of every kind that is installed, by its name, in the order of the reference."""
+    return {kind.name: kind.settings for kind in plugins(KINDS)}
+
+
+class ByKind:
+    """Marks a field for the settings of a kind. The kinds are imported when the schema of the field
+    is built: their settings import :mod:`oncely.config`.
+    """
+
+    @staticmethod
+    def annotation() -> Any:
+        """The type of the field: one of the kinds."""
+        return Annotated[reduce(or_, sink_kinds().values()), Field(discriminator="kind")]
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.annotation())
+
+
+@written(PROPERTIES)
+def producer_keys(value: object) -> dict[str, str]:
+    """``[sink.kafka]``, each key checked; settings that would weaken the producer are refused."""
+    found: dict[str, str] = {}
+    problems: list[Problem] = []
+    for key, given in plain_table(value).items():
         try:
-            self.dialect  # noqa: B018
-        except ValueError as error:
-            raise invalid(*_first(error), below="url") from None
-        if found := [*_table_problems(self), *upsert_problems(self.mode, self.keys, self.version)]:
-            raise all_invalid(found)
-        return self
-
-
-def _first(error: Any) -> tuple[str, str]:
-    problem: Problem = error.context["problems"][0]
-    return problem.text, problem.way_out
-
-
-def _table_problems(sink: SqlSinkSettings) -> list[Problem]:
-    found = []
-    if sink.dialect == "sqlite" and sink.table.schema not in (None, "main"):
-        found.append(Problem("table", f"SQLite has no schema {shown(sink.table.schema)}",
-                             f"write {quoted(TableName(None, sink.table.name))}"))  # fmt: skip
-    long = [p for p in sink.table if p and len(p.encode()) > LONGEST_NAME]
-    if sink.dialect == "postgresql" and long:
-        found.append(Problem("table", f"PostgreSQL truncates {shown(long[0])} to {LONGEST_NAME} "
-        "bytes",
-                             "use a shorter name"))  # fmt: skip
-    name = sink.table.name.lower() if sink.dialect == "sqlite" else sink.table.name
-    if name in TABLES or (sink.dialect == "sqlite" and name.startswith("sqlite_")):
-        owner = "Oncely's ledger" if name in TABLES else "SQLite"
-        found.append(Problem("table", f"{shown(name)} is a table of {owner} itself",
-                             "use another name"))  # fmt: skip
+            found |= checked({key: given})
+        except ConfigError as error:
+            problems.append(Problem(key, error.problem, error.way_out))
+    if problems:
+        raise all_invalid(problems)
     return found
+
+
+transaction_seconds = between(
+    parse_seconds,
+    10,
+    900,
+    "10 seconds to 15 minutes",
+    "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
+)
+
+
+def topic_problems(source: SourceSettings, topics: Sequence[str], key: str) -> list[Problem]:
+    """Problems of a sink that writes to the source's cluster.
+
+    Args:
+        source: the topics that are read.
+        topics: the topics that it writes to.
+        key: the dotted key of the first, from which names of others are derived.
+    """
+    found = [
+        Problem(key, f"writes to {name}, which source.topics reads: it would never end",
+                "write to another topic")
+        for name in topics
+        if name in source.topics
+    ]  # fmt: skip
+    found += [
+        Problem(key, f"the name of the topic {shown(name)} that is derived from it has more than"
+                f" {LONGEST_TOPIC} characters", "name that topic itself, or use a shorter name")
+        for name in topics
+        if len(name) > LONGEST_TOPIC
+    ]  # fmt: skip
+    if not source.group and source.group is not None:
+        found.append(
+            Problem("source.group", "is switched off, and this sink commits offsets to the group",
+                    "remove it, or name a group")
+        )  # fmt: skip
+    return found
+
+
+def server_problems(source: SourceSettings, url: str) -> list[Problem]:
+    """Problems of the URL of a database: it must not lead to a broker."""
+    here = f"{url}/".replace("localhost", "127.0.0.1")
+    return [
+        Problem("sink.url", f"leads to {broker}, which is one of source.brokers",
+                "write host and port of the database here, and those of Kafka there")
+        for broker in source.brokers.replace("localhost", "127.0.0.1").split(",")
+        if f"@{broker}/" in here or f"//{broker}/" in here
+    ]  # fmt: skip
 
 
 def upsert_problems(mode: str, keys: tuple[str, ...], version: str | None) -> list[Problem]:
@@ -136,3 +191,23 @@ def upsert_problems(mode: str, keys: tuple[str, ...], version: str | None) -> li
         found.append(Problem("version", "is one of the keys, so it never differs",
                              "name a column that grows with each change"))  # fmt: skip
     return found
+
+
+def key_problems(key: KeySettings | None, mode: str, keys: tuple[str, ...]) -> list[Problem]:
+    """The keys of an upsert must come from the record's key, or a tombstone could not delete.
+
+    Args:
+        key: the decoding of the record's key.
+        mode, keys: of the sink.
+    """
+    if mode != "upsert":
+        return []
+    if key is None:
+        return [Problem("decode.key", 'is missing; with mode = "upsert" a record without a value'
+                        " deletes by its key",
+                        'add [decode.key], such as format = "string", column = "id"')]  # fmt: skip
+    columns = key_columns(key)
+    if columns is None or set(columns) == set(keys):
+        return []
+    return [Problem("sink.keys", f"found {', '.join(keys)}, but decode.key gives"
+                    f" {', '.join(columns)}", "name the same columns in both")]  # fmt: skip

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from oncely.config.base import Section
 from oncely.config.pipeline import PipelineSettings
+from oncely.config.sink import ByKind
 
 
 class Table(NamedTuple):
@@ -49,10 +50,12 @@ def _below(name: str, table: Table) -> Iterator[tuple[str, Table]]:
 
 def _table(field: FieldInfo) -> Table | None:
     """The table that a field holds, if it holds one."""
-    found = {one: None for one in _types(field.annotation) if issubclass(one, Section)}
+    by_kind = any(isinstance(one, ByKind) for one in field.metadata)
+    annotation = ByKind.annotation() if by_kind else field.annotation
+    found = {one: None for one in _types(annotation) if issubclass(one, Section)}
     if not found:
         return None
-    selector = _selector(field) or _selector_within(field.annotation)
+    selector = _selector(field) or _selector_within(annotation)
     return Table(selector, {_value(one, selector): one for one in found})
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import unquote
+
+from pydantic import PlainSerializer, SecretStr
 
 from oncely.config.base import invalid, shown
 from oncely.secrets import MASK
@@ -29,6 +31,17 @@ def without_password(url: str) -> str:
     """The URL with every password replaced by ``***``."""
     masked = _LOGIN.sub(rf"\g<head>:{MASK}@", url)
     return _QUERY.sub(rf"\g<head>{MASK}", masked)
+
+
+def _for_display(url: SecretStr) -> str:
+    return without_password(url.get_secret_value())
+
+
+Url = Annotated[SecretStr, PlainSerializer(_for_display, when_used="json")]
+"""A URL whose password is never shown; in JSON it is ``***``."""
+
+EXAMPLE = 'url = "postgresql://user:${PASSWORD}@host:5432/database"'
+"""An example of the URL of a database, as a line of the file."""
 
 
 def dialect(url: str) -> Literal["postgresql", "sqlite"]:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import distribution, entry_points
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from oncely.config import PipelineSettings
-from oncely.errors import OncelyError
-from oncely.kafka.source import KafkaSource
-from oncely.kinds.destination import Destination
-from oncely.stores.delta import DeltaConnect
-from oncely.stores.objects.store import Connect as FilesConnect
-from oncely.stores.sql.connection import Connect
-from oncely.stores.topic.cluster import Connect as KafkaConnect
+from oncely.extras import KINDS, plugin, plugins
 
-_GROUP = "oncely.kinds"
+if TYPE_CHECKING:
+    from oncely.config import PipelineSettings
+    from oncely.config.sink import SinkSettings
+    from oncely.errors import OncelyError
+    from oncely.kafka.source import KafkaSource
+    from oncely.kinds.destination import Destination
+    from oncely.stores.delta import DeltaConnect
+    from oncely.stores.objects.store import Connect as FilesConnect
+    from oncely.stores.sql.connection import Connect
+    from oncely.stores.topic.cluster import Connect as KafkaConnect
 
 
 class Parts(Protocol):
@@ -87,6 +87,8 @@ class Kind:
 
     Attributes:
         name: the value of ``sink.kind``.
+        rank: its place among the kinds, where all are listed; the lowest is the first.
+        settings: ``[sink]`` of this kind.
         destination: makes the destination of a pipeline.
         require: refuses ``[sink]`` if a package is not installed; asks no server.
         dead_letters: the place of dead letters by ``[sink]``, for texts.
@@ -109,6 +111,8 @@ class Kind:
     """
 
     name: str
+    rank: int
+    settings: type[SinkSettings]
     destination: Callable[[Parts], Destination]
     require: Callable[[Any], None]
     dead_letters: Callable[[Any], str]
@@ -130,17 +134,19 @@ class Kind:
         return self.commits == "chunks"
 
 
-@cache
 def kind_of(name: str) -> Kind:
     """The kind of this name.
 
     Args:
         name: one that the pipeline file may contain.
     """
-    own = distribution("oncely").entry_points.select(group=_GROUP, name=name)
-    (found,) = own or entry_points(group=_GROUP, name=name)
-    kind: Kind = found.load()
+    kind: Kind = plugin(KINDS, name)
     return kind
+
+
+def kinds() -> tuple[Kind, ...]:
+    """Every kind that is installed, by rank."""
+    return plugins(KINDS)
 
 
 # -- what several kinds say --------------------------------------------------------------------

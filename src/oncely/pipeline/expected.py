@@ -14,12 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.config import (
-    DeltaSinkSettings,
-    KafkaSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-)
+from oncely.config import PipelineSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
@@ -29,8 +24,11 @@ from oncely.errors import TableMismatch
 from oncely.kafka.reader import Reader
 from oncely.kafka.records import table_of
 from oncely.kinds.delta.form import DeltaFormat, accepted
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.kafka.form import encode
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.sql.form import DELETED, as_stored, prepare
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.runtimes.chunks import Bounds, Processing
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import SecretStr
 
-from oncely.config import HandlersSinkSettings, PipelineSettings, load, parse
+from oncely.config import PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
+from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import Handler, name_of
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.result import RunResult

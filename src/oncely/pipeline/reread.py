@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from oncely.config import KafkaSinkSettings
 from oncely.core import events
 from oncely.core.batch import Chunk, Reject, Rejection, RewriteKind, Rewritten, Tell, silent
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding
 from oncely.runtimes.chunks import Origin, Processing, records_of

@@ -33,11 +33,6 @@ from oncely.kinds.base import (
 from oncely.kinds.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.kinds.kind import kind_of
 from oncely.stores.offsets.base import OffsetStore
-from oncely.stores.offsets.file import FileStore
-from oncely.stores.offsets.kafka import KafkaStore
-from oncely.stores.offsets.redis import RedisStore
-from oncely.stores.offsets.sql import SqlStore
-from oncely.stores.offsets.zookeeper import ZooKeeperStore
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +166,8 @@ class StoredDestination:
 def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> OffsetStore | None:
     """The store of the settings, not connected; None for the sink's own ledger.
 
+    The module of the chosen store alone is imported.
+
     Args:
         offsets: ``[offsets]``.
         name: the name of the pipeline.
@@ -183,17 +180,27 @@ def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> Offset
         case LedgerOffsets():
             return None
         case KafkaOffsets():
+            from oncely.stores.offsets.kafka import KafkaStore
+
             group = offsets.group_of(name)
             return KafkaStore(
                 source.brokers, group, name, source.partitions, source.kafka, source.timeout
             )
         case FileOffsets():
+            from oncely.stores.offsets.file import FileStore
+
             return FileStore(offsets.path, name)
         case SqlOffsets():
+            from oncely.stores.offsets.sql import SqlStore
+
             return SqlStore(offsets.url.get_secret_value(), name, offsets.table)
         case RedisOffsets():
+            from oncely.stores.offsets.redis import RedisStore
+
             require("redis", "offsets.store", "redis")
             return RedisStore(offsets.url.get_secret_value(), name)
         case ZooKeeperOffsets():
+            from oncely.stores.offsets.zookeeper import ZooKeeperStore
+
             require("zookeeper", "offsets.store", "zookeeper")
             return ZooKeeperStore(offsets.hosts, name, offsets.path)

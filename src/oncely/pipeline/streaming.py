@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pydantic import ValidationError
 
-from oncely.config import SqlSinkSettings
 from oncely.config.arguments import checked
 from oncely.config.problems import explain, joined
 from oncely.core.claim import Takeover
@@ -18,6 +17,7 @@ from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.sql.destination import check_table
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Wanted
 from oncely.kinds.sql_ledger import look

@@ -17,17 +17,15 @@ from oncely.audit.stored import delta_document as delta
 from oncely.audit.stored import manifest as manifests
 from oncely.audit.stored import sql_ledger, topic_ledger
 from oncely.audit.stored.log import Topics
-from oncely.config import (
-    DeltaSinkSettings,
-    FilesSinkSettings,
-    HandlersSinkSettings,
-    KafkaSinkSettings,
-    PipelineSettings,
-    SqlSinkSettings,
-)
+from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
 from oncely.errors import TableMismatch
+from oncely.kinds.delta.settings import DeltaSinkSettings
+from oncely.kinds.files.settings import FilesSinkSettings
+from oncely.kinds.handlers.settings import HandlersSinkSettings
+from oncely.kinds.kafka.settings import KafkaSinkSettings
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.sql.dialects import dialect_for
 
@@ -249,7 +247,7 @@ def read_ledger(settings: PipelineSettings) -> Ledger:
         store = settings.offsets.store
         reason = f'positions are in the store "{store}", which keeps no history'
         return Ledger(settings.name, unknown=[reason])
-    sink = settings.sink
+    sink: Any = settings.sink
     if isinstance(sink, SqlSinkSettings | HandlersSinkSettings):
         found = _of_sql(settings, sink)
     elif isinstance(sink, DeltaSinkSettings):

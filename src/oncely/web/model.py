@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from oncely.config import FilesSinkSettings
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
@@ -21,6 +20,7 @@ from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
 from oncely.kafka.records import in_words
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.table import table_of
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of

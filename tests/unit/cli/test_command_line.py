@@ -21,8 +21,8 @@ from oncely.cli import app as module
 from oncely.cli import screen, verbs
 from oncely.cli.app import app
 from oncely.cli.opened import STDIN, opened
-from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, WrongInput
+from oncely.kinds.sql.settings import SqlSinkSettings
 from tests.conftest import repository
 
 PIPELINE = (

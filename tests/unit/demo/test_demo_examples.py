@@ -8,7 +8,8 @@ import pytest
 
 from demo import lake
 from demo.job import ROOT
-from oncely.config import FilesSinkSettings, load
+from oncely.config import load
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.vacuum import SLACK
 
 GIVEN = {

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from oncely import ConfigError, Worker
-from oncely.config import HandlersSinkSettings, parse
+from oncely.config import parse
+from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import HandlersSink
 from oncely.pipeline import Pipeline
 from oncely.pipeline.handling import worker_of

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 
 import pyarrow as pa
 
-from oncely.config import DeltaSinkSettings, PipelineSettings
+from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
@@ -19,6 +19,7 @@ from oncely.errors import ConfigError
 from oncely.kinds.base import Discard
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.tables import (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -18,6 +21,8 @@ def _destination(parts: Parts) -> Destination:
 
 KIND = Kind(
     name="delta",
+    rank=4,
+    settings=DeltaSinkSettings,
     destination=_destination,
     require=lambda _: require("delta", "sink.kind", "delta"),
     dead_letters=lambda _: "_oncely/ below the table's root",

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from oncely.config import FilesSinkSettings, JsonDecode
+from oncely.config import JsonDecode
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, Topics
 from oncely.kinds.partitions import parse_partition_by
 from oncely.kinds.topic_destination import TopicDestination

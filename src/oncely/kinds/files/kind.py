@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -21,6 +24,8 @@ def _destination(parts: Parts) -> Destination:
 
 KIND = Kind(
     name="files",
+    rank=3,
+    settings=FilesSinkSettings,
     destination=_destination,
     require=lambda _: require("files", "sink.kind", "files"),
     dead_letters=lambda sink: f"topic {sink.rejects}",

@@ -19,7 +19,6 @@ import msgspec
 import pyarrow as pa
 
 from oncely.artifacts import cache_directory
-from oncely.config import FilesSinkSettings
 from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
@@ -29,6 +28,7 @@ from oncely.kinds.file_format import Format, Scope
 from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.kinds.files.records import ManifestFile, ScopeSchema
+from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.kind import Parts
 from oncely.kinds.partitions import PartitionColumn, parse_partition_by
 from oncely.stores.objects.store import NoSuchFile, Store

@@ -9,12 +9,12 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from oncely.config.handlers_sink import HandlersSinkSettings
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
 from oncely.kinds.base import Discard
 from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
 from oncely.kinds.sql_ledger import (
     Needs,

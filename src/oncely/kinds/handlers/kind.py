@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
+from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.kind import RESTORED, Kind, Parts, Texts
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -31,6 +34,8 @@ def _unchecked(parts: Parts, beside: bool) -> str:
 
 KIND = Kind(
     name="handlers",
+    rank=5,
+    settings=HandlersSinkSettings,
     destination=_destination,
     require=lambda _: require("sql", "sink.url", "PostgreSQL"),
     dead_letters=lambda _: "oncely_rejects",

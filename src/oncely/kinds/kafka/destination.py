@@ -10,13 +10,13 @@ from typing import Literal
 
 import pyarrow as pa
 
-from oncely.config import KafkaSinkSettings
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
 from oncely.kinds.destination import SinkFacts
 from oncely.kinds.kafka.change import KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
 from oncely.kinds.topic_publishing import TopicReplay

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oncely.config import KafkaSinkSettings
 from oncely.errors import Unavailable
-from oncely.kinds.destination import Destination
+from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -23,6 +25,8 @@ def _ledger_key(sink: KafkaSinkSettings) -> str:
 
 KIND = Kind(
     name="kafka",
+    rank=2,
+    settings=KafkaSinkSettings,
     destination=_destination,
     require=lambda _: None,
     dead_letters=lambda sink: f"topic {sink.rejects}",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings, SqlSinkSettings
+from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
@@ -28,6 +28,7 @@ from oncely.kinds.destination import (
     SinkPlan,
 )
 from oncely.kinds.sql.change import SqlReplay, SqlRewrites
+from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Target, Wanted, create_statement, inspect
 from oncely.kinds.sql_ledger import (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from oncely.config import SqlSinkSettings
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
-from oncely.kinds.destination import Destination
 from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
+from oncely.kinds.sql.settings import SqlSinkSettings
+
+if TYPE_CHECKING:
+    from oncely.kinds.destination import Destination
 
 
 def _destination(parts: Parts) -> Destination:
@@ -35,6 +37,8 @@ def _unchecked(parts: Parts, beside: bool) -> str:
 
 KIND = Kind(
     name="sql",
+    rank=1,
+    settings=SqlSinkSettings,
     destination=_destination,
     require=_require,
     dead_letters=lambda _: "oncely_rejects",

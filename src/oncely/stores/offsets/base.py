@@ -27,6 +27,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, Stopped, check
 from oncely.stores.document import same_cluster, same_topics
+from oncely.stores.sql.connection import TableName
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,9 @@ def read_field(text: str, where: str) -> TopicPartition:
         raise foreign(where, repr(text), "it does not name a topic and a partition")
     return TopicPartition(topic, int(number))
 
+
+SQL_TABLE = TableName(None, "oncely_offsets")
+"""The default table of a store in a SQL database."""
 
 SAY_WHERE = "say where to begin by `oncely offsets reset`, such as with --to-earliest --execute"
 

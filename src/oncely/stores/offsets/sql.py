@@ -21,7 +21,7 @@ from oncely.errors import (
     WrongInput,
 )
 from oncely.per_process import PerProcess
-from oncely.stores.offsets.base import OffsetStore, Stored, checked
+from oncely.stores.offsets.base import SQL_TABLE, OffsetStore, Stored, checked
 from oncely.stores.sql.connection import (
     BadData,
     Connection,
@@ -34,7 +34,6 @@ from oncely.stores.sql.dialects import dialect_for
 
 T = TypeVar("T")
 
-DEFAULT_TABLE = TableName(None, "oncely_offsets")
 """Not ``oncely_positions``: the SQL sink's ledger has a table of that name."""
 
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
@@ -71,7 +70,7 @@ class SqlStore(OffsetStore):
     """
 
     def __init__(
-        self, url: str, pipeline: str, table: TableName = DEFAULT_TABLE, timeout: float = 10.0
+        self, url: str, pipeline: str, table: TableName = SQL_TABLE, timeout: float = 10.0
     ) -> None:
         self.pipeline, self.table = pipeline, table
         try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from oncely.config.base import Problem, all_invalid, as_tuple
-from oncely.config.files_sink import RootSettings, partition_columns
-from oncely.config.sink import upsert_problems
+from oncely.config.pipeline import PipelineSettings
+from oncely.config.root import RootSettings, partition_columns
+from oncely.config.sink import key_problems, upsert_problems
 from oncely.kinds.partitions import parse_partition_by
 
 _LONGEST = 86_400  # seconds: well below the retention of a table's VACUUM, a week by default
@@ -18,7 +20,6 @@ class DeltaSinkSettings(RootSettings):
     """``[sink]`` with ``kind = "delta"``.
 
     Attributes:
-        kind: the kind of the destination.
         mode: append rows, or upsert them by ``keys``.
         keys: the columns that identify a row in an upsert.
         version: a column that grows with each change: an older row never replaces a newer one.
@@ -28,6 +29,11 @@ class DeltaSinkSettings(RootSettings):
         partition_by: the columns that make up the directories.
     """
 
+    examples: ClassVar[Mapping[str, str]] = {
+        "url": 'url = "s3://lake/flights"',
+        "partition_by": 'partition_by = ["carrier"]',
+    }
+
     kind: Literal["delta"]
     mode: Literal["append", "upsert"] = "append"
     keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
@@ -36,6 +42,21 @@ class DeltaSinkSettings(RootSettings):
     partition_by: Annotated[
         tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(partition_columns)
     ] = ()
+
+    @property
+    def batch_records(self) -> int | None:
+        """Maximum offsets of a batch by default; the driver merges the rows of an upsert."""
+        return None if self.mode == "upsert" else super().batch_records
+
+    def problems(self, pipeline: PipelineSettings) -> list[Problem]:
+        """What does not go with the rest of the file."""
+        found = super().problems(pipeline) + key_problems(pipeline.decode.key, self.mode, self.keys)
+        if pipeline.by_spark and self.mode == "upsert":
+            found.append(
+                Problem("transform.spark", "gives rows in no order, and of two rows of a key an"
+                        " upsert keeps the last", "use transform.sql or .python, or append")
+            )  # fmt: skip
+        return found
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

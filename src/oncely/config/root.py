@@ -1,39 +1,30 @@
-"""``[sink]`` with ``kind = "files"``: the location and format of files, and their topics."""
+"""``[sink]`` of kinds that write files below a root: its location, and the sizes of files."""
 
 from __future__ import annotations
 
 import math
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SecretStr
 
 from oncely.config.base import (
     Budget,
     Problem,
     Rounding,
     Section,
-    all_invalid,
-    as_tuple,
     between,
     invalid,
     parse_budget,
     parse_seconds,
     parse_size,
 )
-from oncely.config.kafka_sink import producer_keys, transaction_seconds
-from oncely.config.source import topic_name
+from oncely.config.pipeline import PipelineSettings
+from oncely.config.sink import SinkSettings
 from oncely.errors import ConfigError
 from oncely.kinds.partitions import parse_partition_by
 from oncely.stores.objects.store import S3Options, Store
 
-_TOPIC = Annotated[str, AfterValidator(topic_name)]
+_RECORDS_A_FLUSH = 5_000_000
 
 
 def partition_columns(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,7 +83,7 @@ class S3Settings(Section):
         return S3Options(**given)
 
 
-class RootSettings(Section):
+class RootSettings(SinkSettings):
     """``[sink]`` of a kind that writes files below a root.
 
     Attributes:
@@ -104,10 +95,6 @@ class RootSettings(Section):
         max_staging_age: the time that files may wait to be published; younger files are not
             vacuumed.
         create: create missing topics, or a missing table and its missing columns.
-        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
-            else the record is rejected.
-        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
-            ``"100%"`` never stops it.
         s3: the settings for ``s3://``.
     """
 
@@ -129,74 +116,33 @@ class RootSettings(Section):
         """
         return Store(self.url, None if self.s3 is None else self.s3.options())
 
+    @property
+    def target(self) -> str:
+        """The root."""
+        return self.url
+
+    @property
+    def batch_seconds(self) -> float | None:
+        """The seconds between the starts of batches."""
+        return self.flush_interval
+
+    @property
+    def batch_records(self) -> int | None:
+        """Maximum offsets of a batch by default: many, since each batch creates files."""
+        return _RECORDS_A_FLUSH
+
+    def problems(self, pipeline: PipelineSettings) -> list[Problem]:
+        """What does not go with the rest of the file."""
+        if "trigger" not in pipeline.spark.model_fields_set:
+            return []
+        return [
+            Problem("spark.trigger", "has no meaning for files: sink.flush_interval determines "
+                    "how often they are written", "remove it")
+        ]  # fmt: skip
+
     def _store_problems(self) -> list[Problem]:
         try:
             _ = self.store
         except ConfigError as error:
             return [Problem(error.key.removeprefix("sink."), error.problem, error.way_out)]
         return []
-
-
-class FilesSinkSettings(RootSettings):
-    """``[sink]`` with ``kind = "files"``.
-
-    Attributes:
-        kind: the kind of the destination.
-        format: the format of the files.
-        partition_by: the columns, ``date(column)`` and ``hour(column)`` that make up the
-            directories.
-        layout: ``per_partition`` writes each record in the task that has read it; ``clustered``
-            first shuffles the records by directory, for fewer files.
-        manifest_topic: the topic that lists the files; one partition, compacted.
-        schema_topic: the topic of their schemas; by default named after the manifest topic:
-            ``events.schema`` for ``events.manifest``.
-        rejects_topic: the topic of dead letters; by default named after the manifest topic.
-        ledger_topic: the compacted topic of positions and epochs; pipelines may share one,
-            each uses one of its 16 partitions.
-        transaction_timeout: the time after which the broker aborts a transaction.
-        kafka: more properties of the producer, with librdkafka's names.
-    """
-
-    kind: Literal["files"]
-    format: Literal["avro", "parquet"] = "avro"
-    partition_by: Annotated[
-        tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(partition_columns)
-    ] = ()
-    layout: Literal["per_partition", "clustered"] = "per_partition"
-    manifest_topic: _TOPIC
-    schema_topic: _TOPIC | None = None
-    rejects_topic: _TOPIC | None = None
-    ledger_topic: _TOPIC = "oncely.ledger"
-    transaction_timeout: Annotated[float, BeforeValidator(transaction_seconds)] = 60.0
-    kafka: Annotated[dict[str, str], BeforeValidator(producer_keys)] = Field(default_factory=dict)
-
-    @property
-    def schemas(self) -> str:
-        """The topic of schemas."""
-        return self.schema_topic or f"{self._stem}.schema"
-
-    @property
-    def rejects(self) -> str:
-        """The topic of dead letters."""
-        return self.rejects_topic or f"{self._stem}.rejects"
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Every topic that the sink writes to."""
-        return (self.manifest_topic, self.schemas, self.rejects, self.ledger_topic)
-
-    @property
-    def _stem(self) -> str:
-        return re.sub(r"\.manifest$", "", self.manifest_topic)
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        found = []
-        for name in sorted({name for name in self.topics if self.topics.count(name) > 1}):
-            found.append(Problem("manifest_topic", f"{name} is used for two purposes",
-                                 "manifest, schemas, rejects and ledger need topics of their"
-                                 " own"))  # fmt: skip
-        found += self._store_problems()
-        if found:
-            raise all_invalid(found)
-        return self

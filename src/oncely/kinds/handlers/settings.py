@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SecretStr,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from oncely.config import urls
 from oncely.config.base import (
     TIME,
     Budget,
+    Problem,
     Rounding,
-    Section,
     as_tuple,
     filled,
     invalid,
@@ -26,6 +21,8 @@ from oncely.config.base import (
     shown,
     written,
 )
+from oncely.config.pipeline import PipelineSettings
+from oncely.config.sink import SinkSettings, server_problems
 from oncely.stores.sql.connection import TableName
 from oncely.stores.sql.tables import POSITIONS
 
@@ -54,27 +51,28 @@ def _header_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class HandlersSinkSettings(Section):
+class HandlersSinkSettings(SinkSettings):
     """``[sink]`` with ``kind = "handlers"``: what they write is theirs; the ledger is in ``url``.
 
     Attributes:
-        kind: the kind of the destination.
         url: URL of the PostgreSQL database; its password is never shown.
         ledger_schema: the schema of the ledger's tables; by default the connection's first one.
         create: create the ledger's tables if they are missing.
         retries: the number of times that a transaction is repeated after an error of a handler.
         on_error: after the retries: ``reject`` the records at fault, or ``stop``.
         time_limit: the time that a call of a handler may take.
-        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
-            else the record is rejected.
-        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
-            ``"100%"`` never stops it.
         context: headers that are a record's context, beside those of W3C Trace Context and Baggage.
         connect_timeout: the time to wait for a connection.
     """
 
+    examples: ClassVar[Mapping[str, str]] = {
+        "url": urls.EXAMPLE,
+        "ledger_schema": 'ledger_schema = "oncely"',
+        "context": 'context = ["user", "locale"]',
+    }
+
     kind: Literal["handlers"]
-    url: SecretStr
+    url: urls.Url
     ledger_schema: Annotated[str, AfterValidator(_schema)] | None = None
     create: bool = True
     retries: Annotated[int, Field(ge=0, le=100)] = 3
@@ -93,9 +91,24 @@ class HandlersSinkSettings(Section):
         return TableName(self.ledger_schema, POSITIONS)
 
     @property
-    def url_for_display(self) -> str:
-        """The URL with its password, and other secrets of the file, replaced by ``***``."""
-        return self.secrets.redact(urls.without_password(self.url.get_secret_value()))
+    def target(self) -> str:
+        """The table of the ledger."""
+        return str(self.table)
+
+    def problems(self, pipeline: PipelineSettings) -> list[Problem]:
+        """What does not go with the rest of the file."""
+        found = []
+        if pipeline.by_spark:
+            found.append(
+                Problem("transform.spark", "a handler gets records, and a row of a Spark transform "
+                        "comes from no single record", "use transform.sql or .python")
+            )  # fmt: skip
+        if pipeline.delivery != "exactly_once":
+            found.append(
+                Problem("delivery", f"found {shown(pipeline.delivery)}; what handlers do is "
+                        "committed with the positions", "remove it")
+            )  # fmt: skip
+        return found + server_problems(pipeline.source, self.url.get_secret_value())
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

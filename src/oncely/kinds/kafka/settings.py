@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from oncely.config.base import (
-    PROPERTIES,
-    Budget,
-    Problem,
-    Rounding,
-    Section,
-    all_invalid,
-    between,
-    parse_budget,
-    parse_seconds,
-    plain_table,
-    written,
-)
+from oncely.config.base import Budget, Problem, Rounding, all_invalid, parse_budget
 from oncely.config.decode import FileName
+from oncely.config.pipeline import PipelineSettings
+from oncely.config.sink import SinkSettings, producer_keys, topic_problems, transaction_seconds
 from oncely.config.source import broker_list, topic_name
-from oncely.errors import ConfigError
-from oncely.kafka.producer_settings import checked
 
 
-@written(PROPERTIES)
-def producer_keys(value: object) -> dict[str, str]:
-    """``[sink.kafka]``, each key checked; settings that would weaken the producer are refused."""
-    found: dict[str, str] = {}
-    problems: list[Problem] = []
-    for key, given in plain_table(value).items():
-        try:
-            found |= checked({key: given})
-        except ConfigError as error:
-            problems.append(Problem(key, error.problem, error.way_out))
-    if problems:
-        raise all_invalid(problems)
-    return found
-
-
-transaction_seconds = between(
-    parse_seconds,
-    10,
-    900,
-    "10 seconds to 15 minutes",
-    "stay below the broker's transaction.max.timeout.ms, 15 minutes by default",
-)
-
-
-class KafkaSinkSettings(Section):
+class KafkaSinkSettings(SinkSettings):
     """``[sink]`` with ``kind = "kafka"``: topics on the source's cluster.
 
     Attributes:
-        kind: the kind of the destination.
         topic: the topic of every record. Exactly one of topic and topic_column.
         topic_column: a text column that names each record's topic; it is not part of the value.
         key: the column that becomes the key; without it records have no key.
@@ -78,14 +37,20 @@ class KafkaSinkSettings(Section):
         partitions: the number of partitions of the output topic, if it is created; by default as
             many as the largest of the source's topics has.
         create: create the ledger topic, and topics to write to, when they are missing.
-        rounding: ``allow`` texts in JSON to lose digits beyond the microseconds of a TIMESTAMP;
-            else the record is rejected.
-        max_rejects: the reject budget, beyond which the pipeline stops; counted across restarts.
-            ``"100%"`` never stops it.
         transaction_timeout: the time after which the broker aborts a transaction.
         brokers: the sink's cluster, if you want to name it; any other than the source's is refused.
         kafka: more properties of the producer, with librdkafka's names.
     """
+
+    examples: ClassVar[Mapping[str, str]] = {
+        "topic": 'topic = "flights.delayed"',
+        "topic_column": 'topic_column = "to_topic"',
+        "key": 'key = "carrier"',
+        "schema_file": 'schema_file = "order.avsc"',
+        "schema_id": "schema_id = 7",
+        "partitions": "partitions = 12",
+        "brokers": 'brokers = "127.0.0.1:9092"',
+    }
 
     kind: Literal["kafka"]
     topic: Annotated[str, AfterValidator(topic_name)] | None = None
@@ -122,6 +87,21 @@ class KafkaSinkSettings(Section):
     def topics(self) -> tuple[str, ...]:
         """Every topic that the sink writes to and whose name is known."""
         return tuple(filter(None, (self.topic, self.rejects, self.ledger_topic)))
+
+    @property
+    def target(self) -> str:
+        """The topic, or the column that names it."""
+        return self.topic or self.topic_column or ""
+
+    def problems(self, pipeline: PipelineSettings) -> list[Problem]:
+        """What does not go with the rest of the file."""
+        given = {"headers": self.headers, "timestamp": self.timestamp == "source"}
+        return topic_problems(pipeline.source, self.topics, "sink.topic") + [
+            Problem(f"sink.{name}", "a row of a Spark transform comes from no single record",
+                    "remove it, or use transform.sql or .python")
+            for name, by_record in given.items()
+            if by_record and pipeline.by_spark
+        ]  # fmt: skip
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
