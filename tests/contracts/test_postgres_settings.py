@@ -19,16 +19,7 @@ from oncely.pipeline import Pipeline
 from oncely.stores.sql.connection import BadData, TableName
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.postgres_types import TEXT_SETTINGS
-from tests.sinktools import (
-    Place,
-    at_t0,
-    commit_all,
-    numbered,
-    ready,
-    rec,
-    sink_to,
-    trigger,
-)
+from tests.sinktools import Place, at_t0, commit_all, numbered, ready, rec, sink_to, trigger
 
 ROWS = TableName(None, "rows")
 

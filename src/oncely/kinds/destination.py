@@ -15,13 +15,7 @@ import pyarrow as pa
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
-from oncely.kinds.base import (
-    Discard,
-    ReplaysDeadLetters,
-    RewritesRecords,
-    RewritesTogether,
-    Sink,
-)
+from oncely.kinds.base import Discard, ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
 from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics

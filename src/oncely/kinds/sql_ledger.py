@@ -16,28 +16,11 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.core.batch import (
-    Chunk,
-    Reject,
-    Rejection,
-)
+from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.errors import TableMismatch, check
-from oncely.kinds.base import (
-    Which,
-)
-from oncely.kinds.destination import (
-    Check,
-    LedgerState,
-    Room,
-    refusal,
-)
-from oncely.stores.sql.connection import (
-    Connection,
-    TableName,
-    brief_session,
-    plain,
-    transaction,
-)
+from oncely.kinds.base import Which
+from oncely.kinds.destination import Check, LedgerState, Room, refusal
+from oncely.stores.sql.connection import Connection, TableName, brief_session, plain, transaction
 from oncely.stores.sql.dead_letters import FIRST
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.stores.sql.sqlite import Sqlite

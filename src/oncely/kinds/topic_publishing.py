@@ -56,13 +56,7 @@ from oncely.stores.document import add_amendment, covered_by
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set, moving, write_positions
 from oncely.stores.topic.ledger import TopicLedger
-from oncely.stores.topic.records import (
-    OffsetMetadata,
-    PipelineRecord,
-    ReplayRecord,
-    View,
-    stamp,
-)
+from oncely.stores.topic.records import OffsetMetadata, PipelineRecord, ReplayRecord, View, stamp
 from oncely.stores.topic.records import encode as ledger_value
 from oncely.stores.topic.takeover import same_target
 
