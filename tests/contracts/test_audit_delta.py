@@ -96,7 +96,7 @@ class World:
     def evidence(self, *, download: bool = False, **more: Any) -> DeltaGroups | DeltaOffsets:
         settings = self.settings(**more)
         assert isinstance(settings.sink, DeltaSinkSettings)
-        return open_delta(settings, settings.sink, download=download)
+        return open_delta(settings, download=download)
 
     def audit(self, *, download: bool = False, **more: Any) -> Compared:
         found = self.evidence(download=download)

@@ -87,7 +87,7 @@ class World:
             }
         )
         assert isinstance(settings.sink, FilesSinkSettings)
-        return open_files(settings, settings.sink, download=download)
+        return open_files(settings, download=download)
 
     def audit(self, *, download: bool = False, **more: Any) -> Compared:
         return compare(self.evidence(download=download), self.topic, **more)

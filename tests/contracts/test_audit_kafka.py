@@ -98,7 +98,7 @@ class World:
             }
         )
         assert isinstance(settings.sink, KafkaSinkSettings)
-        return open_kafka(settings, settings.sink)
+        return open_kafka(settings)
 
     def audit(self, **more: Any) -> Compared:
         found = self.evidence()

@@ -22,7 +22,7 @@ from oncely.core.claim import Fence
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.kafka.topics import TopicLimits
 from oncely.kinds.file_format import FileFormat, read_receipt
-from oncely.kinds.kafka.form import encode
+from oncely.kinds.kafka.form import digested, encode, of_partition
 from oncely.kinds.kafka.format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
 from oncely.kinds.partitions import parse_partition_by
 from oncely.kinds.staged_files import FilesTask
@@ -246,11 +246,15 @@ def test_messages(form: RecordFormat, headers: bool) -> None:
             copied = source["headers"] if headers else None
             whole = replace(one, headers=copied, timestamps=source["timestamp"])
             found = encode(whole, form, lambda _: LIMITS)
-            for topic, at in found.of(one, T0).items():
+            for topic, at in of_partition(found, one, T0).items():
                 sent.setdefault(topic, []).extend(
-                    zip(one.offset[found.record[at]].tolist(), found.messages(at), strict=True)
+                    zip(
+                        one.offset[found.row_record[at]].tolist(),
+                        found.rows.messages(at),
+                        strict=True,
+                    )
                 )
-            digests += found.digests(one, form.recipe).of_row.tolist()
+            digests += digested(found, one, form.recipe).digests.of_row.tolist()
             rejects += [(int(one.offset[bad.record]), *bad[1:]) for bad in found.rejections]
         return sent, digests, rejects
 

@@ -23,7 +23,7 @@ from oncely.decode.schema import parse_schema
 from oncely.kafka.inbox import memory_of
 from oncely.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
 from oncely.kafka.topics import TopicLimits
-from oncely.kinds.kafka.form import encode
+from oncely.kinds.kafka.form import encode, of_partition
 from oncely.kinds.kafka.format import RawValue, RecordFormat
 from oncely.kinds.sql.form import prepare
 from oncely.kinds.sql.table import Target
@@ -168,9 +168,9 @@ def test_a_record_raises_for_itself_alone(found: Any) -> None:
     assert last in prepared.row_record
     for form in FORMS:
         written = encode(chunk, form(chunk.rows.schema), limits)
-        one_each(chunk, written.written, written.rejections)
-        assert last in written.written
-        assert set(written.of(chunk, TP)) == {"out"}
+        one_each(chunk, written.row_record, written.rejections)
+        assert last in written.row_record
+        assert set(of_partition(written, chunk, TP)) == {"out"}
     assert all(one.reason.isprintable() for one in (*written.rejections, *prepared.rejections))
 
 

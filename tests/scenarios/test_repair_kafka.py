@@ -16,10 +16,12 @@ from oncely.audit.report import Finding
 from oncely.commit.backoff import Backoff
 from oncely.commit.rewrite import Damage, repair
 from oncely.config import parse
+from oncely.core.batch import Formed
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Stopped, WrongInput
+from oncely.kinds.kafka import sink
 from oncely.kinds.kafka.change import KafkaRewrites
-from oncely.kinds.kafka.form import Encoded
+from oncely.kinds.kafka.form import Messages
 from oncely.pipeline import Pipeline
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
@@ -81,17 +83,17 @@ class World(AuditWorld):
 @contextmanager
 def losing(lost: list[tuple[int, int]]) -> Iterator[None]:
     """Commits of these records leave them out of the output; the ledger counts them."""
-    whole = Encoded.of
+    whole = sink.of_partition
 
-    def of(self: Encoded, chunk: Any, tp: TopicPartition) -> Any:
-        offsets = chunk.offset[self.record]
+    def of(formed: Formed[Messages], chunk: Any, tp: TopicPartition) -> Any:
+        offsets = chunk.offset[formed.row_record]
         return {
             topic: own[[(tp.partition, int(offsets[at])) not in lost for at in own]]
-            for topic, own in whole(self, chunk, tp).items()
+            for topic, own in whole(formed, chunk, tp).items()
         }
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Encoded, "of", of)
+        patch.setattr(sink, "of_partition", of)
         yield
 
 

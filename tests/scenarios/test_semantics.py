@@ -8,15 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.testing.semantics.cells import (
-    DELIVERIES,
-    NAMING,
-    POINTS,
-    POINTS_OF,
-    SINKS,
-    SinkKind,
-    cells,
-)
+from oncely.kinds.files.trial import NAMING
+from oncely.testing.semantics.cells import DELIVERIES, POINTS, POINTS_OF, SINKS, cells
 from tests.scenarios.commands import oncely
 
 _LONGEST = 2400
@@ -24,7 +17,7 @@ _LONGEST = 2400
 
 def shown(
     folder: Path,
-    sinks: Sequence[SinkKind],
+    sinks: Sequence[str],
     points: Sequence[str],
     deliveries: Sequence[str] = DELIVERIES,
     runtime: str = "processes",
@@ -57,7 +50,7 @@ def shown(
 @pytest.mark.deep  # each delivery and sink, in every run: test_deliveries.py
 @pytest.mark.timeout(_LONGEST)
 @pytest.mark.parametrize("sinks", [("sql", "files"), ("kafka", "delta")], ids=" and ".join)
-def test_at_every_step(tmp_path: Path, sinks: Sequence[SinkKind]) -> None:
+def test_at_every_step(tmp_path: Path, sinks: Sequence[str]) -> None:
     """Sinks run side by side; two of them load a machine with two cores."""
     shown(tmp_path, sinks, POINTS, ["at_least_once", "exactly_once"])
 

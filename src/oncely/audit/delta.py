@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,6 @@ from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped
-from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.stores.delta import DeltaConnect, connect
 
 SOURCE = ("kafka_topic", "kafka_partition", "kafka_offset")
@@ -258,7 +258,6 @@ class DeltaOffsets(ScannedRows, _OfTable):
 
 def open_delta(
     settings: PipelineSettings,
-    sink: DeltaSinkSettings,
     *,
     download: bool = False,
     connect: DeltaConnect = connect,
@@ -270,6 +269,7 @@ def open_delta(
         Stopped: the ledger's document is gone.
         Unavailable: the store does not answer.
     """
+    sink: Any = settings.sink
     taken = snapshot_of(settings.name, sink.store, connect)
     columns = pa.schema(taken.table.schema().to_arrow()).names
     if set(SOURCE) <= set(columns):

@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -33,7 +33,6 @@ from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.stores.objects.store import NoSuchFile, Store
 
 _THREADS = 4
@@ -201,15 +200,14 @@ class FilesEvidence(OfLedger):
         )
 
 
-def open_files(
-    settings: PipelineSettings, sink: FilesSinkSettings, *, download: bool = False
-) -> FilesEvidence:
+def open_files(settings: PipelineSettings, *, download: bool = False) -> FilesEvidence:
     """A snapshot of a files sink.
 
     Raises:
         SourceMismatch: the pipeline never ran.
         Unavailable: cluster or store do not answer.
     """
+    sink: Any = settings.sink
     source, store = settings.source, sink.store
     topics = Topics(source.brokers, source.kafka_properties())
 

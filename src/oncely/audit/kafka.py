@@ -36,7 +36,6 @@ from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError
 from oncely.kafka.records import headers_of
-from oncely.kinds.kafka.settings import KafkaSinkSettings
 
 SOURCE_HEADER = "oncely.source"
 _AT_ONCE = 20_000  # records
@@ -185,7 +184,7 @@ class KafkaGroup(_Kept):
             yield Rows(batch.column("digest").to_numpy(), _places(batch, self.topic))
 
 
-def open_kafka(settings: PipelineSettings, sink: KafkaSinkSettings) -> KafkaOffsets | KafkaGroup:
+def open_kafka(settings: PipelineSettings) -> KafkaOffsets | KafkaGroup:
     """A snapshot of an output topic.
 
     Raises:
@@ -193,6 +192,7 @@ def open_kafka(settings: PipelineSettings, sink: KafkaSinkSettings) -> KafkaOffs
         SourceMismatch: the pipeline never ran.
         Unavailable: no answer; or without headers, the pipeline commits all the time.
     """
+    sink: Any = settings.sink
     if sink.topic is None:
         raise ConfigError(
             "sink.topic_column",

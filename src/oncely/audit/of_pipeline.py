@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import pyarrow as pa
 
 from oncely.audit.compare import Rules
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
@@ -16,18 +19,32 @@ from oncely.audit.files import FilesEvidence, open_files
 from oncely.audit.group_audit import ByGroup
 from oncely.audit.kafka import KafkaGroup, open_kafka
 from oncely.audit.report import Report
+from oncely.audit.spark_rows import (
+    Window,
+    database,
+    sqlite_rows,
+    table_of_delta,
+    topic_rows,
+    window_of_database,
+    window_of_delta,
+    window_of_files,
+    window_of_topics,
+)
+from oncely.audit.spec import Dataset
 from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog
 from oncely.audit.upserts import Upsert
 from oncely.config import PipelineSettings, load
 from oncely.errors import ConfigError, OncelyError, WrongInput
 from oncely.kafka.records import in_words, shown
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.handlers.settings import HandlersSinkSettings
-from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.secrets import scope
 from oncely.stores.sql.dialects import dialect_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Found = Evidence | FilesEvidence | DeltaGroups | KafkaGroup | SqlContent
+Rows = Callable[["SparkSession", PipelineSettings, Callable[[], pa.Schema], Path], "DataFrame"]
 
 
 class Audited(Protocol):
@@ -118,10 +135,9 @@ def _audited(
             transforms = settings.transform is not None
             rules = Rules(several=transforms, filters=transforms or settings.filter.drops)
             return ByGroup(settings.name, evidence, log, expected, limit, rules).run(until)
-        sink = settings.sink
+        sink: Any = settings.sink
         comparison = ByOffset(settings.name, evidence, log, expected, limit)
-        if isinstance(sink, SqlSinkSettings | DeltaSinkSettings) and sink.mode == "upsert":
-            assert isinstance(evidence, SqlEvidence | DeltaOffsets)  # noqa: S101 - for mypy
+        if isinstance(evidence, SqlEvidence | DeltaOffsets) and sink.mode == "upsert":
             comparison = Upsert(settings.name, evidence, log, expected, limit, sink.version)
         if expected is not None and expected.unfit:
             unfit = f"no record was decoded, as the table does not accept its row: {expected.unfit}"
@@ -146,7 +162,7 @@ def _refused(report: Report, unfit: str) -> Report:
 
 def evidence_of(
     settings: PipelineSettings, expected: Expected | None = None, *, download: bool = False
-) -> Evidence | FilesEvidence | DeltaGroups | KafkaGroup | SqlContent:
+) -> Found:
     """A snapshot of the pipeline's destination.
 
     Args:
@@ -164,30 +180,36 @@ def evidence_of(
             " both, so nothing can be compared",
             way_out="an audit needs the sink's own ledger",
         )
-    sink: Any = settings.sink
-    if isinstance(sink, HandlersSinkSettings):
-        raise no_rows()
-    if isinstance(sink, SqlSinkSettings):
-        return _table(settings, sink, expected)
-    if isinstance(sink, FilesSinkSettings):
-        return open_files(settings, sink, download=download)
-    if isinstance(sink, DeltaSinkSettings):
-        return _delta(settings, sink, download=download)
-    return open_kafka(settings, sink)
+    return READERS[settings.sink.kind].evidence(settings, expected, download)
 
 
-def no_rows() -> ConfigError:
-    """The error of an audit of handlers."""
-    return ConfigError(
+def window_of(settings: PipelineSettings) -> Window:
+    """Read the ledger of a pipeline.
+
+    Raises:
+        ConfigError: the ledger of this sink can't be read, or is not beside the rows.
+        WrongInput: the pipeline never ran, or its ledger may not be read.
+        Unavailable: no answer.
+    """
+    if settings.offsets.store != "ledger":
+        raise ConfigError(
+            "offsets.store",
+            f"the positions are in {settings.offsets.store}, not beside the rows",
+            way_out="compare topic and destination with --left and --right",
+        )
+    return READERS[settings.sink.kind].window(settings)
+
+
+def _no_rows(*_: object) -> NoReturn:
+    raise ConfigError(
         "sink.kind",
         "an audit can't tell what handlers have written for a record",
         way_out="`oncely verify` checks the ledger; --left and --right compare topic and table",
     )
 
 
-def _table(
-    settings: PipelineSettings, sink: SqlSinkSettings, expected: Expected | None
-) -> Evidence | SqlContent:
+def _table(settings: PipelineSettings, expected: Expected | None, _: bool) -> Evidence | SqlContent:
+    sink: Any = settings.sink
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     offsets = sink.keep_source is not False and not settings.by_spark
     recipe = "" if expected is None else expected.recipe
@@ -199,9 +221,10 @@ def _table(
 
 
 def _delta(
-    settings: PipelineSettings, sink: DeltaSinkSettings, *, download: bool
+    settings: PipelineSettings, _: Expected | None, download: bool
 ) -> DeltaOffsets | DeltaGroups:
-    found = open_delta(settings, sink, download=download)
+    sink: Any = settings.sink
+    found = open_delta(settings, download=download)
     if isinstance(found, DeltaGroups) and sink.mode == "upsert":
         raise _nameless(f"sink.url: {sink.url}")
     return found
@@ -214,3 +237,35 @@ def _nameless(table: str) -> WrongInput:
         way_out="add the columns kafka_topic, kafka_partition and kafka_offset, and read the"
         " topic again: `oncely offsets reset FILE --to-earliest --execute`",
     )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How an audit reads a kind of destination: without the code of the kind.
+
+    Attributes:
+        evidence: a snapshot of the rows and the ledger. It takes the settings, what knows the
+            columns of today's rows, and whether rows of files are read.
+        window: the ledger, for a comparison by identity.
+        dataset: the destination for Spark's own readers, by ``[sink]``; None if none of them gives
+            its rows.
+        rows: its present rows, where Spark has no reader. It takes the session, the settings, the
+            columns of the rows, and a folder for files. None: :func:`oncely.files.read` gives them.
+    """
+
+    evidence: Callable[[PipelineSettings, Expected | None, bool], Found]
+    window: Callable[[PipelineSettings], Window]
+    dataset: Callable[[Any], Dataset | None] = lambda _: None
+    rows: Rows | None = None
+
+
+READERS: Mapping[str, Reader] = {
+    "sql": Reader(_table, window_of_database, database, sqlite_rows),
+    "kafka": Reader(lambda settings, *_: open_kafka(settings), window_of_topics, rows=topic_rows),
+    "files": Reader(
+        lambda settings, _, download: open_files(settings, download=download), window_of_files
+    ),
+    "delta": Reader(_delta, window_of_delta, table_of_delta),
+    "handlers": Reader(_no_rows, window_of_database, rows=_no_rows),
+}
+"""By the kind of the destination."""

@@ -5,11 +5,12 @@ A destination knows of its source, too: positions, and records that became dead 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from oncely.audit.delta_snapshot import snapshot_of
 from oncely.audit.evidence import Span, Stated, skipped
 from oncely.audit.files import open_files
 from oncely.audit.kafka import SOURCE_HEADER
+from oncely.audit.spec import Dataset
 from oncely.audit.sql import open_ledger
 from oncely.audit.sqlite import as_written
 from oncely.audit.stored.log import Topics
@@ -27,11 +29,7 @@ from oncely.config import PipelineSettings
 from oncely.core.digest import kind_of
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import ConfigError
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.handlers.settings import HandlersSinkSettings
-from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.sql.settings import SqlSinkSettings
+from oncely.stores.sql.connection import brief_session, connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -59,39 +57,35 @@ class Window:
     begins: bool = True
 
 
-def window_of(settings: PipelineSettings) -> Window:
-    """Read the ledger of a pipeline.
-
-    Raises:
-        ConfigError: the ledger of this sink can't be read, or is not beside the rows.
-        WrongInput: the pipeline never ran, or its ledger may not be read.
-        Unavailable: no answer.
-    """
+def window_of_database(settings: PipelineSettings) -> Window:
+    """That of the tables of a ledger. Raises, as the others, the errors of
+    :func:`oncely.audit.of_pipeline.window_of`."""
     sink: Any = settings.sink
-    if settings.offsets.store != "ledger":
-        raise ConfigError(
-            "offsets.store",
-            f"the positions are in {settings.offsets.store}, not beside the rows",
-            way_out="compare topic and destination with --left and --right",
-        )
-    if isinstance(sink, SqlSinkSettings | HandlersSinkSettings):
-        dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
-        with closing(open_ledger(settings.name, dialect, sink.table)) as tables:
-            known = tables.ledger()
-            letters = list(tables.rejects_of(_whole(known.started, known.positions)))
-            return _window(known, known.started, letters)
-    if isinstance(sink, FilesSinkSettings):
-        with closing(open_files(settings, sink)) as found:
-            waiting = found.rejects(_whole(found.started, found.positions))
-            return _window(found, found.started, waiting)
-    if isinstance(sink, DeltaSinkSettings):
-        table = snapshot_of(settings.name, sink.store)
-        return _window(table, table.started, table.letters, begins=table.history.is_whole)
-    return _of_topics(settings, sink)
+    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    with closing(open_ledger(settings.name, dialect, sink.table)) as tables:
+        known = tables.ledger()
+        letters = list(tables.rejects_of(_whole(known.started, known.positions)))
+        return _window(known, known.started, letters)
 
 
-def _of_topics(settings: PipelineSettings, sink: KafkaSinkSettings) -> Window:
+def window_of_files(settings: PipelineSettings) -> Window:
+    """That of files, with what their manifest tells."""
+    with closing(open_files(settings)) as found:
+        waiting = found.rejects(_whole(found.started, found.positions))
+        return _window(found, found.started, waiting)
+
+
+def window_of_delta(settings: PipelineSettings) -> Window:
+    """That of a Delta table."""
+    sink: Any = settings.sink
+    table = snapshot_of(settings.name, sink.store)
+    return _window(table, table.started, table.letters, begins=table.history.is_whole)
+
+
+def window_of_topics(settings: PipelineSettings) -> Window:
+    """That of an output topic."""
     source = settings.source
+    sink: Any = settings.sink
     with closing(Topics(source.brokers, source.kafka_properties())) as topics:
         taken = take(topics, sink.ledger_topic, sink.rejects, settings.name, lambda ledger: ledger)
     started = taken.started(())
@@ -121,13 +115,13 @@ _FIRST = -(1 << 63)  # of rowids
 
 
 def topic_rows(
-    spark: SparkSession, settings: PipelineSettings, sink: KafkaSinkSettings, schema: pa.Schema
+    spark: SparkSession, settings: PipelineSettings, schema: Callable[[], pa.Schema], _: Path
 ) -> DataFrame:
     """The committed records of an output topic; with ``sink.keep_source`` those that name a source.
 
     Args:
         spark: its executors reach the brokers.
-        settings, sink: the pipeline's.
+        settings: the pipeline's.
         schema: the columns of its rows.
 
     Raises:
@@ -137,6 +131,7 @@ def topic_rows(
     from pyspark.sql import functions as F
     from pyspark.sql.pandas.types import from_arrow_schema
 
+    sink: Any = settings.sink
     if sink.topic is None or sink.value != "json":
         key = "sink.value" if sink.topic else "sink.topic_column"
         raise ConfigError(
@@ -153,7 +148,7 @@ def topic_rows(
             f"exists(headers, h -> h.key = '{SOURCE_HEADER}' AND"
             f" get_json_object(CAST(h.value AS STRING), '$[0]') IN ({ours}))"
         )
-    columns = from_arrow_schema(schema, prefer_timestamp_ntz=False)
+    columns = from_arrow_schema(schema(), prefer_timestamp_ntz=False)
     value = F.from_json(F.col("value").cast("string"), columns)
     return frame.where("value IS NOT NULL").select(value.alias("row")).select("row.*")
 
@@ -174,23 +169,24 @@ def _all_of(topics: Topics, topic: str) -> dict[TopicPartition, OffsetRange]:
 def sqlite_rows(
     spark: SparkSession,
     settings: PipelineSettings,
-    sink: SqlSinkSettings,
-    schema: pa.Schema,
+    schema: Callable[[], pa.Schema],
     folder: Path,
 ) -> DataFrame:
     """The rows of a table in SQLite, by way of a file: Spark has no driver for SQLite.
 
     Args:
         spark: on this machine, as the pipeline itself.
-        settings, sink: the pipeline's.
+        settings: the pipeline's.
         schema: the columns of its rows.
         folder: where the file is written.
     """
+    sink: Any = settings.sink
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    columns = schema()
     with closing(open_ledger(settings.name, dialect, sink.table)) as tables:
         there = tables.columns(sink.table)
-        known = [_readable(one) for one in schema if one.name in there]
-        others = sorted(there - set(schema.names))
+        known = [_readable(one) for one in columns if one.name in there]
+        others = sorted(there - set(columns.names))
         own = pa.schema([*known, *(pa.field(name, pa.string()) for name in others)])
         names = ", ".join(dialect.quote(one.name) for one in own)
         path = folder / "rows.parquet"
@@ -228,3 +224,33 @@ def _array(values: Sequence[object], field: pa.Field) -> pa.Array:
     kind = kind_of(field.type)
     assert kind is not None  # noqa: S101 - for mypy; other columns are texts
     return as_written(values, kind).cast(field.type)
+
+
+def database(sink: Any) -> Dataset | None:
+    """A table in PostgreSQL for Spark's JDBC reader, which knows hosts and ports only."""
+    if sink.dialect != "postgresql":
+        return None
+    to = urlsplit(sink.url.get_secret_value())
+    query = dict(parse_qsl(to.query))
+    host = query.pop("host", None) or to.netloc.rpartition("@")[2]
+    if not host or host.startswith("/"):
+        raise ConfigError(
+            "sink.url", "Java's driver can't connect to a Unix socket",
+            way_out="write host and port: postgresql://user@host:5432/database",
+        )  # fmt: skip
+    named = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options"}
+    url = f"jdbc:postgresql://{host}{to.path}"
+    more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
+    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
+    with brief_session(dialect, "audit", connect) as look:
+        table = plain(dialect.facts(look, [sink.table])[0].relation.rows)
+    options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
+    login = {"user": to.username, "password": to.password}
+    return Dataset(
+        "right", "jdbc", options=options | {k: unquote(v) for k, v in login.items() if v}
+    )
+
+
+def table_of_delta(sink: Any) -> Dataset:
+    """A Delta table for Spark's reader, which knows S3 by another name."""
+    return Dataset("right", "delta", sink.url.replace("s3://", "s3a://", 1))

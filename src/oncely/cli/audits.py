@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from oncely.audit.by_identity import Views, audit_by_id
 from oncely.audit.datasets import audit_pair, frame_of, spark_conf
 from oncely.audit.evidence import Log
-from oncely.audit.of_pipeline import audit, log_of, no_rows, with_records
+from oncely.audit.of_pipeline import READERS, audit, log_of, window_of, with_records
 from oncely.audit.page import page
 from oncely.audit.report import Report
-from oncely.audit.spark_rows import sqlite_rows, topic_rows, window_of
-from oncely.audit.spec import Dataset, Pair, is_pair, parse_pair
+from oncely.audit.spec import Pair, is_pair, parse_pair
 from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import screen
@@ -34,19 +32,12 @@ from oncely.cli.spark_log import SparkLog
 from oncely.cli.verbs import Audit as Asked
 from oncely.config import PipelineSettings, SparkSettings
 from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, Interrupted, OncelyError, WrongInput
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.handlers.settings import HandlersSinkSettings
-from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.sql.settings import SqlSinkSettings
+from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.pipeline import Pipeline
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.batch_commit import RowPlan, expected_rows
 from oncely.secrets import scope
-from oncely.stores.sql.connection import brief_session, connect, plain
-from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -306,57 +297,17 @@ def views_of(pipeline: Pipeline, spark: SparkSession, log: Log) -> Views:
 
 def spark_conf_of(settings: PipelineSettings) -> dict[str, str]:
     """The settings of a session that reads the destination."""
-    found = _dataset(settings.sink)
+    found = READERS[settings.sink.kind].dataset(settings.sink)
     return {} if found is None else spark_conf(found)
 
 
 def _rows(pipeline: Pipeline, spark: SparkSession, folder: TemporaryDirectory[str]) -> DataFrame:
     from oncely import files
 
-    settings, sink = pipeline.settings, pipeline.settings.sink
-    if isinstance(sink, FilesSinkSettings):
+    settings = pipeline.settings
+    reader = READERS[settings.sink.kind]
+    if (found := reader.dataset(settings.sink)) is not None:
+        return frame_of(spark, found)
+    if reader.rows is None:
         return files.read(spark, pipeline)
-    if isinstance(sink, KafkaSinkSettings):
-        return topic_rows(spark, settings, sink, pipeline.row_schema())
-    if isinstance(sink, HandlersSinkSettings):
-        raise no_rows()
-    found = _dataset(sink)
-    if isinstance(sink, SqlSinkSettings) and found is None:
-        return sqlite_rows(spark, settings, sink, pipeline.row_schema(), Path(folder.name))
-    assert found is not None  # noqa: S101 - for mypy
-    return frame_of(spark, found)
-
-
-def _dataset(
-    sink: object,
-) -> Dataset | None:
-    """The destination for Spark's own readers; None if none of them gives its rows."""
-    if isinstance(sink, SqlSinkSettings) and sink.dialect == "postgresql":
-        return _postgres(sink)
-    if isinstance(sink, DeltaSinkSettings):
-        path = sink.url.replace("s3://", "s3a://", 1)
-        return Dataset("right", "delta", path)
-    return None
-
-
-def _postgres(sink: SqlSinkSettings) -> Dataset:
-    """The table for Spark's JDBC reader, which knows hosts and ports only."""
-    to = urlsplit(sink.url.get_secret_value())
-    query = dict(parse_qsl(to.query))
-    host = query.pop("host", None) or to.netloc.rpartition("@")[2]
-    if not host or host.startswith("/"):
-        raise ConfigError(
-            "sink.url", "Java's driver can't connect to a Unix socket",
-            way_out="write host and port: postgresql://user@host:5432/database",
-        )  # fmt: skip
-    named = {"sslmode", "sslrootcert", "sslcert", "sslkey", "options"}
-    url = f"jdbc:postgresql://{host}{to.path}"
-    more = "&".join(f"{key}={value}" for key, value in query.items() if key in named)
-    dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
-    with brief_session(dialect, "audit", connect) as look:
-        table = plain(dialect.facts(look, [sink.table])[0].relation.rows)
-    options = {"url": f"{url}?{more}" if more else url, "dbtable": table}
-    login = {"user": to.username, "password": to.password}
-    return Dataset(
-        "right", "jdbc", options=options | {k: unquote(v) for k, v in login.items() if v}
-    )
+    return reader.rows(spark, settings, pipeline.row_schema, Path(folder.name))

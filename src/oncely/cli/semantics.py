@@ -20,7 +20,7 @@ from oncely.cli.options import Result
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
-    from oncely.testing.semantics.cells import Cell, Outcome, SinkKind
+    from oncely.testing.semantics.cells import Cell, Outcome
 
 
 def show_semantics(asked: verbs.Semantics) -> int:
@@ -36,7 +36,7 @@ def show_semantics(asked: verbs.Semantics) -> int:
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
     _known("--kill-point", points, cells.POINTS)
-    wanted: list[SinkKind] = [one for one in cells.SINKS if not sinks or one in sinks]
+    wanted = [one for one in cells.SINKS if not sinks or one in sinks]
     chains = [
         cells.cells(sink, points or cells.POINTS, deliveries or cells.DELIVERIES) for sink in wanted
     ]
@@ -81,7 +81,7 @@ def _all(chains: Sequence[list[Cell]], *, on_spark: bool) -> list[Outcome]:
     ):
         stage = trial.prepare(broker, postgres, Path(folder), on_spark=on_spark)
         with ThreadPoolExecutor(len(chains)) as pool:
-            runs = [pool.submit(trial.run, stage, broker, chain, advance) for chain in chains]
+            runs = [pool.submit(trial.run, stage, chain, advance) for chain in chains]
             try:
                 wait(runs, return_when=FIRST_EXCEPTION)
             finally:

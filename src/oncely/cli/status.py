@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 _STYLES = {"OK": "green", "WARN": "yellow", "STALL": "bold red"}
 
 
-def show_status(asked: verbs.Status) -> Result | int:
-    """Positions and lags of a pipeline, or the overview of several.
+def show_status(asked: verbs.Status) -> int:
+    """Print positions and lags of a pipeline, or the overview of several.
 
     With ``check`` the exit code is that of the worst verdict, else 0.
     """
     paths = asked.paths
+    several = len(paths) > 1 or paths[0].is_dir()
     try:
-        several = len(paths) > 1 or paths[0].is_dir()
         found = _several(paths) if several else _one(paths[0])
+        code = found.print(as_json=asked.as_json)
     except OncelyError as error:
         if several or not asked.check:
             raise
         screen.show_error(error, debug=False)
-        return unreadable(error.message).code
-    return found if asked.check else found._replace(code=0)
+        code = unreadable(error.message).code
+    return code if asked.check else 0
 
 
 def _several(paths: Sequence[Path]) -> Result:

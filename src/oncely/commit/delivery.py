@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from oncely.core.batch import Batch, Chunk, CommitBudget
@@ -26,6 +27,7 @@ from oncely.stores.document import MovesPositions
 log = logging.getLogger(__name__)
 
 Order = Literal["together", "records_first", "position_first"]
+T = TypeVar("T")
 AnySink_co = TypeVar("AnySink_co", bound=Sink, covariant=True)
 
 
@@ -71,14 +73,9 @@ def commit_chunk(
         return counts
     # Decode before the position moves: an error in decode should lose no records.
     CommitBudget(max_rejects, "decode or transform").spend(chunk.rejections)
-    written: list[Mapping[TopicPartition, Counts]] = []
-    _position_first(
-        delivery.ledger,
-        claim,
-        nothing,
-        lambda: written.append(sink.commit(chunk, claim.fence, None, max_rejects)),
-    )
-    return written[0] if written else nothing
+    write = partial(sink.commit, chunk, claim.fence, None, max_rejects)
+    written = _position_first(delivery.ledger, claim, nothing, write)
+    return nothing if written is None else written
 
 
 @phase("write")
@@ -92,21 +89,18 @@ def publish_batch(delivery: Delivery[PublishesBatches], batch: Batch, claim: Cla
         with phase("commit"):
             delivery.ledger.move(claim.data, batch.counts)
     else:
-        _position_first(
-            delivery.ledger,
-            claim.data,
-            batch.counts,
-            lambda: sink.publish(batch, claim.fence, None),
-        )
+        write = partial(sink.publish, batch, claim.fence, None)
+        _position_first(delivery.ledger, claim.data, batch.counts, write)
 
 
 def _position_first(
     ledger: MovesPositions,
     claim: Claim,
     counts: Mapping[TopicPartition, Counts],
-    write: Callable[[], None],
-) -> None:
-    """Move positions, then write. Records that could not be written are lost, and logged as lost.
+    write: Callable[[], T],
+) -> T | None:
+    """Move positions, then write. Records that could not be written are lost, and logged as lost;
+    None then.
 
     Raises:
         Unavailable: it is unknown whether positions were moved. A retry that reads moved positions
@@ -125,6 +119,7 @@ def _position_first(
         )
         raise
     try:
-        write()
+        return write()
     except Unavailable as error:
         log.warning("at most once: some or all records of %s are lost: %s", named, error.message)
+        return None

@@ -28,16 +28,7 @@ from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, Reject, Rejection, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved, RangeKind
 from oncely.core.lanes import Lanes, Parts
-from oncely.core.ledger import (
-    Ahead,
-    Append,
-    Decision,
-    Entry,
-    Skip,
-    Trim,
-    decide,
-    decide_parts,
-)
+from oncely.core.ledger import Ahead, Append, Decision, Entry, Skip, Trim, decide, decide_parts
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import (
     Fenced,
@@ -282,10 +273,7 @@ def _undone(delivery: Delivery[Sink], chunk: Chunk, fence: Fence, kind: RangeKin
 
 
 def publish(
-    delivery: Delivery[PublishesBatches],
-    batch: Batch,
-    fence: Fence,
-    entries: Callable[[], Entries],
+    delivery: Delivery[PublishesBatches], batch: Batch, fence: Fence, entries: Callable[[], Entries]
 ) -> bool:
     """Publish a batch; True if it had taken effect before.
 

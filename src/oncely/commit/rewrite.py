@@ -81,8 +81,9 @@ def _repair_once(sink: RewritesRecords, damage: Damage, tell: Tell) -> Rewritten
         )
     done = NOTHING
     if below:
-        ours = _committed(sink, tp, below)
-        foreign = [one for one in below if one not in damage.surplus and not _inside(one, ours)]
+        ours = normalize(sink.committed(tp, OffsetRange(below[0], below[-1] + 1)))
+        unread = [one for one in below if not any(one in each for each in ours)]
+        foreign = [one for one in unread if one not in damage.surplus]
         if foreign:
             raise WrongInput(
                 f"{tp}: offset {foreign[0]} was never read by this pipeline, says its history",
@@ -212,13 +213,3 @@ def entry_of(sink: RewritesRecords, partition: TopicPartition) -> Entry:
 def spans(offsets: Iterable[int]) -> tuple[OffsetRange, ...]:
     """Single offsets as few ranges."""
     return normalize(OffsetRange(one, one + 1) for one in offsets)
-
-
-def _committed(
-    sink: RewritesRecords, partition: TopicPartition, offsets: Sequence[int]
-) -> tuple[OffsetRange, ...]:
-    return normalize(sink.committed(partition, OffsetRange(offsets[0], offsets[-1] + 1)))
-
-
-def _inside(offset: int, ranges: Sequence[OffsetRange]) -> bool:
-    return any(offset in one for one in ranges)

@@ -416,20 +416,16 @@ class OpenLedger(Generic[AnySink_co]):
 
     def finish(self) -> None:
         """Called at the end without an error: note the records of batches without rejects, too."""
-        if self._counted.rejects and self._limited:
+        if self._counted.rejects and self.budget.left(0, 0) is not None:
             try:
                 self._note()
             except OncelyError as error:
                 log.warning("the count of rejects is not noted: %s", error.message)
 
-    @property
-    def _limited(self) -> bool:
-        return self.budget.left(0, 0) is not None
-
     def _note_rejects(self) -> None:
         """Note the count if there are more rejects, or a changed setting has restarted it."""
         noted, counted = self._noted, self._counted
-        more = self._limited and noted.rejects != counted.rejects
+        more = noted.rejects != counted.rejects and self.budget.left(0, 0) is not None
         if (more or noted.setting != counted.setting) and (noted.rejects or counted.rejects):
             self._note()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import starmap
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -211,6 +211,12 @@ class Chunk:
         inside = (found >= 0) & (self.offset < ends[found])
         return np.where(inside & (self.partition == self.partitions.index(tp)), found, -1)
 
+    def letters(self, rejections: Sequence[Rejection]) -> list[Reject]:
+        """One dead letter for each rejection."""
+        found = self.dead_letters(rejections) if rejections else []
+        check(len(found) == len(rejections), "a rejection has no dead letter")
+        return found
+
     def refused(self, rejections: Sequence[Rejection]) -> RejectSummary:
         """Reasons and a sample of refused records; without values if Kafka does not answer."""
         return RejectSummary.of(
@@ -278,6 +284,50 @@ def _counts(
 
     columns = of_each(alive), of_each(row_record), of_each(rejected), of_each(filtered)
     return list(starmap(Counts, zip(*columns, strict=True)))
+
+
+class _Rows(Protocol):
+    def filter(self, mask: pa.BooleanArray) -> Self:
+        """The rows for which the mask is true."""
+
+
+R = TypeVar("R", bound=_Rows)
+
+
+@dataclass(frozen=True)
+class Formed(Generic[R]):
+    """What records become: by a transform, or in the form of a destination.
+
+    Attributes:
+        rows: the rows, none of a rejected record.
+        row_record: per row, its record (int64).
+        rejections: all rejections so far.
+        digests: of the rows, as the destination has them; None if they are not computed.
+    """
+
+    rows: R
+    row_record: IntArray
+    rejections: Sequence[Rejection] = ()
+    digests: Digests | None = None
+
+    def without(self, rejections: Sequence[Rejection]) -> Formed[R]:
+        """Without all rows of rejected records: a record is a reject or rows, never both."""
+        if not rejections:
+            return self
+        gone = np.array([one.record for one in rejections], dtype=np.int64)
+        keep, every = ~np.isin(self.row_record, gone), (*self.rejections, *rejections)
+        if keep.all():  # no row is copied
+            return replace(self, rejections=every)
+        return Formed(
+            self.rows.filter(pa.array(keep)),
+            self.row_record[keep],
+            every,
+            self.digests and self.digests._replace(of_row=self.digests.of_row[keep]),
+        )
+
+    def counts(self, chunk: Chunk) -> dict[TopicPartition, Counts]:
+        """The counts of a transaction with these rows, and their digests."""
+        return chunk.counts(self.row_record, self.rejections, self.digests)
 
 
 @dataclass(frozen=True)

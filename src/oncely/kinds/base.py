@@ -20,6 +20,7 @@ from oncely.core import digest
 from oncely.core.batch import (
     Batch,
     Chunk,
+    Formed,
     IntArray,
     Packet,
     Produce,
@@ -32,7 +33,7 @@ from oncely.core.batch import (
     Together,
 )
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
-from oncely.core.digest import Recipe, UInt64
+from oncely.core.digest import Digests, Recipe, UInt64
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Stopped
@@ -331,6 +332,49 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
+DELETED = "_oncely_deleted"
+"""The column of an upsert's rows that is true, or 1, for a tombstone."""
+
+
+def as_made(chunk: Chunk) -> Formed[pa.Table]:
+    """The rows that decode and transform have made."""
+    return Formed(chunk.rows, chunk.row_record, chunk.rejections)
+
+
+def as_sent(rows: pa.Table, recipe: Recipe) -> tuple[pa.Table, list[int]]:
+    """The rows as they are: the destination changes no value."""
+    del recipe
+    return rows, []
+
+
+@dataclass(frozen=True)
+class Form:
+    """What records become in a destination, for audits, repairs and ``plan``: nothing is written.
+    By default the rows that decode and transform have made, without a digest.
+
+    Attributes:
+        of: the rows of a chunk as a commit sends them. Those of an upsert are in the order of their
+            records, tombstones among them, with the column :data:`DELETED`.
+        sampled: a sample with the columns that the destination infers from its rows.
+        stored: the rows as the destination returns them, by the columns of a recipe; and the
+            numbers of those with a value that it does not accept, which stays as it is sent.
+        recipe: of single rows; None: they have no digest.
+        others: the recipe of the columns that the digests of ranges do not cover, if there are any.
+        keys: the columns of the key by which later rows replace earlier ones; none if none do.
+        version: the column of which the highest value is kept, of rows with the same key.
+        lacks_are_null: a column of an earlier recipe that rows lack is null in the destination.
+    """
+
+    of: Callable[[Chunk], Formed[pa.Table]] = as_made
+    sampled: Callable[[Chunk], Chunk] = lambda chunk: chunk
+    stored: Callable[[pa.Table, Recipe], tuple[pa.Table, list[int]]] = as_sent
+    recipe: Recipe | None = None
+    others: Recipe | None = None
+    keys: tuple[str, ...] = ()
+    version: str | None = None
+    lacks_are_null: bool = True
+
+
 Which = Callable[[Reject], bool]
 Discard = Callable[[Which, bool, Callable[[], None]], Mapping[str, int]]
 """See :meth:`oncely.kinds.destination.Destination.discarding`."""
@@ -381,6 +425,19 @@ class RewritesRecords(Protocol):
 
         Raises:
             PositionMoved: nothing was removed; read the ledger and decide again.
+            Unavailable: the outcome is unknown; repeat.
+        """
+
+
+@runtime_checkable
+class EndsRefusals(Protocol):
+    """Rewrites of a destination that a start may refuse, because it has lost what was committed."""
+
+    def end_refusal(self, refused: str) -> None:
+        """Accept the destination, if it is still refused for this reason, which was read before an
+        audit that has found nothing lacking.
+
+        Raises:
             Unavailable: the outcome is unknown; repeat.
         """
 
@@ -477,6 +534,12 @@ def row_digests(
     contents = pa.array(_contents(module, rows, recipe))
     at = pa.array(digest.offsets_of(offsets, recipe)) if recipe.offset else None
     return np.frombuffer(module.row_digests(contents, at), np.uint64)
+
+
+def digests_of(chunk: Chunk, rows: pa.Table, row_record: IntArray, recipe: Recipe) -> Digests:
+    """The digests of a chunk's rows; ``row_record`` is the record of each."""
+    offsets = chunk.offset[row_record] if recipe.offset else None
+    return Digests(row_digests(rows, offsets, recipe), str(recipe))
 
 
 def _contents(module: Any, rows: pa.Table, recipe: Recipe) -> UInt64:

@@ -15,7 +15,14 @@ import pyarrow as pa
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
-from oncely.kinds.base import Discard, ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.kinds.base import (
+    Discard,
+    Form,
+    ReplaysDeadLetters,
+    RewritesRecords,
+    RewritesTogether,
+    Sink,
+)
 from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
@@ -236,6 +243,13 @@ class Destination(Protocol):
     @property
     def bare_sink(self) -> Sink:
         """The sink for operations on the ledger only: without the rows' columns."""
+
+    def form(self, schema: pa.Schema) -> Form:
+        """What records become, for rows of these columns.
+
+        Raises:
+            TableMismatch: the destination does not accept the rows.
+        """
 
     def look(self) -> LedgerState:
         """Read the ledger; empty if it was never created.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from oncely.errors import OncelyError
     from oncely.kafka.source import KafkaSource
     from oncely.kinds.destination import Destination
+    from oncely.kinds.trial import Trial
     from oncely.stores.delta import DeltaConnect
     from oncely.stores.objects.store import Connect as FilesConnect
     from oncely.stores.sql.connection import Connect
@@ -108,6 +109,10 @@ class Kind:
         has_json: its columns may have a type for JSON.
         replays_beside_store: a replay keeps its position with the rows, wherever the pipeline's
             positions are.
+        calls_handlers: functions of a :class:`oncely.Worker` write, not this package.
+        listed: the files that a topic lists as its table, and the schemas of their scopes
+            (:class:`oncely.kinds.files.manifest.Contents`); None: no topic lists any.
+        trial: how ``oncely semantics`` kills its pipelines; None: it does not.
     """
 
     name: str
@@ -127,6 +132,9 @@ class Kind:
     spans: bool = True
     has_json: bool = False
     replays_beside_store: bool = False
+    calls_handlers: bool = False
+    listed: Callable[[Parts], Any] | None = None
+    trial: Callable[[], Trial] | None = None
 
     @property
     def works(self) -> bool:

@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.core.batch import Chunk, Reject, Rejection
-from oncely.errors import TableMismatch, check
+from oncely.core.batch import Reject, Rejection
+from oncely.errors import TableMismatch
 from oncely.kinds.base import Which
 from oncely.kinds.destination import Check, LedgerState, Room, refusal
 from oncely.stores.sql.connection import Connection, TableName, brief_session, plain, transaction
@@ -129,13 +129,6 @@ class Refused(Exception):
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = rejections
-
-
-def letters_of(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
-    """One dead letter for each rejection."""
-    letters = chunk.dead_letters(rejections) if rejections else []
-    check(len(letters) == len(rejections), "a rejection has no dead letter")
-    return letters
 
 
 def ledger_checks(ledger: SqlLedger, connection: Connection | None) -> Iterator[Check]:

@@ -13,6 +13,7 @@ import hashlib
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
@@ -455,11 +456,7 @@ class FilesTask:
             _Part(one.scope, one.rows, chunk.row_record[np.asarray(one.row_record)])
             for one in found.parts
         ]
-        refused = [
-            Rejection(int(chunk.row_record[one.record]), one.stage, one.reason)
-            for one in found.rejections
-        ]
-        return parts, refused
+        return parts, [_refused(chunk, one) for one in found.rejections]
 
     def _widened(self, scope: Scope, schema: pa.Schema) -> bool:
         """Merge a schema that another task has inferred; False if it is incompatible."""
@@ -470,6 +467,24 @@ class FilesTask:
             self._conflicts.append(conflict)
             return False
         return True
+
+
+def sampled(form: FileFormat, chunk: Chunk) -> Chunk:
+    """A sample with the columns that are inferred from it; its rows are those of one scope."""
+    if form.schema is not None:
+        return chunk
+    found = form.inferring().infer(chunk.rows[VALUE], {})
+    refused = [_refused(chunk, one) for one in found.rejections]
+    kept = [chunk.row_record[np.asarray(part.row_record)] for part in found.parts]
+    rows = found.parts[0].rows if found.parts else chunk.rows.slice(0, 0)
+    record = np.concatenate([chunk.row_record[:0], *kept])
+    rejections = (*chunk.rejections, *refused)
+    return replace(chunk, rows=rows, row_record=record, rejections=rejections)
+
+
+def _refused(chunk: Chunk, one: Rejection) -> Rejection:
+    """A rejection of the record of a row."""
+    return one._replace(record=int(chunk.row_record[one.record]))
 
 
 class _About(msgspec.Struct):

@@ -135,7 +135,7 @@ def _of_application(pipeline: Pipeline) -> dict[str, str]:
 def _modules(pipelines: Mapping[Path, Pipeline]) -> Iterator[ConfigError]:
     """Modules of the same name beside several files: a process imports one of them."""
     transforms = [one.settings.transform for one in pipelines.values()]
-    if all(one is None or one.kind == "sql" for one in transforms):
+    if all(one is None or one.sql is not None for one in transforms):
         return
     folders = sorted({file.resolve().parent for file in pipelines})
     for one, other in combinations(folders, 2):

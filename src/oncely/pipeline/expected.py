@@ -8,38 +8,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
-from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
+from oncely.core.digest import Kind, Recipe, UInt64, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
 from oncely.core.ranges import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
 from oncely.kafka.reader import Reader
 from oncely.kafka.records import table_of
-from oncely.kinds.delta.form import DeltaFormat, accepted
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.kafka.form import encode
-from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.sql.form import DELETED, as_stored, prepare
-from oncely.kinds.sql.settings import SqlSinkSettings
+from oncely.kinds.base import DELETED, Form
 from oncely.runtimes.chunks import Bounds, Processing
 
 if TYPE_CHECKING:
     from oncely.decode.base import Decoder
-    from oncely.kinds.base import Sink
-    from oncely.kinds.kafka.sink import KafkaSink
-    from oncely.kinds.sql.sink import SqlSink
+    from oncely.kinds.destination import Destination
     from oncely.runtimes.row_transform import RowTransform
 
 _BOUNDS = Bounds(seconds=1e9)
-_NONE = np.zeros(0, dtype=bool)
+_NO_DIGESTS = np.zeros(0, dtype=np.uint64)
 
 
 class Recomputed(Protocol):
@@ -57,11 +49,12 @@ class Recomputed(Protocol):
     def row_transform(self) -> RowTransform:
         """The row transform."""
 
+    @property
+    def destination(self) -> Destination:
+        """The destination."""
+
     def row_schema(self) -> pa.Schema:
         """The columns that reach the sink."""
-
-    def sink(self, schema: pa.Schema) -> Sink:
-        """The destination, for rows of these columns."""
 
 
 @dataclass
@@ -79,47 +72,29 @@ class PipelineExpected:
     @property
     def recipe(self) -> str:
         """The recipe of today's rows; empty if they have no digest."""
-        if self._messages is not None:
-            return str(self._messages.form.recipe)
-        if isinstance(self.pipeline.settings.sink, DeltaSinkSettings):
-            return str(self._delta.recipe_of_rows)
-        if self._table is None or self._table.target is None:
-            return ""
-        if self._table.target.keys:  # its rows are not those of a range: no ledger has a digest
-            return str(self._all_columns)
-        return str(self._table.target.recipe(self._table.keep_source))
+        return str(self._form.recipe or "")
 
     @property
     def others(self) -> str:
         """The recipe of the columns that the digests of ranges do not cover."""
-        every = self._all_columns
-        columns = tuple(one for one in every.columns if one[1].name == STORED) if every else ()
-        return str(replace(every, columns=columns)) if every and columns else ""
+        return str(self._form.others or "")
 
     @property
     def keys(self) -> str:
         """The recipe of the keys of an upsert; empty if a part of them has no digest."""
-        names = self._delta.keys if self._table is None else self._table.wanted.keys
         recipe = self._recipe_of_keys
-        return str(recipe) if len(recipe.columns) == len(names) else ""
+        return str(recipe) if len(recipe.columns) == len(self._form.keys) else ""
+
+    @property
+    def replaces(self) -> bool:
+        """True if later rows and tombstones replace the rows of their keys."""
+        return bool(self._form.keys)
 
     @property
     def _recipe_of_keys(self) -> Recipe:
         """The recipe of the columns of an upsert's keys that have a digest."""
-        if self._table is None:
-            form = self._delta
-            kinds = {name: kind_of(form.schema.field(name).type) for name in form.keys}
-            return Recipe.of(kinds, offset=False)
-        target = self._table.target
-        every = target.recipe_of_rows(False, Kind(STORED)).columns if target else ()
-        return Recipe(tuple(one for one in every if one[0] in self._table.wanted.keys), False)
-
-    @property
-    def _all_columns(self) -> Recipe | None:
-        """All columns of a table that are written."""
-        if self._table is None or self._table.target is None:
-            return None
-        return self._table.target.recipe_of_rows(self._table.keep_source, Kind(STORED))
+        every = self._form.recipe.columns if self._form.recipe else ()
+        return Recipe(tuple(one for one in every if one[0] in self._form.keys), False)
 
     def of(self, span: Span, recipe: str) -> Iterator[ExpectedRecords]:
         """The readable records of a span, decoded and transformed."""
@@ -131,7 +106,7 @@ class PipelineExpected:
         """The rejections of some records."""
         needs = self.pipeline.decoder.needs | {"value"}
         chunk = self._again.chunk(table_of([(tp, messages)], needs))
-        refused = self._made(chunk)[2]
+        refused = self._form.of(chunk).rejections
         return {int(chunk.offset[one.record]): one for one in refused}
 
     def changes(self, span: Span) -> Iterator[Changes]:
@@ -143,23 +118,25 @@ class PipelineExpected:
 
     def changes_of(self, chunk: Chunk) -> Changes:
         """The rows and tombstones of a chunk."""
+        formed, version, nothing = self._form.of(chunk), self._form.version, _NO_DIGESTS
         recipe = Recipe.parse(self.recipe)
-        if self._table is not None and self._table.target is not None:
-            target = self._table.target
-            made = prepare(chunk, target, self._table.keep_source)
-            deleted = made.rows.column(DELETED).to_numpy() == 1 if len(made.row_record) else _NONE
-            content, _ = self._as_stored(made.rows, target.recipe_of_rows(False, Kind(STORED)))
-            keys = _keys(content, target.keys, self._recipe_of_keys)
-            of = _Upserted(made.rows, content, keys, made.row_record, deleted, made.rejections)
-            return _changes(chunk, of, target.version, recipe)
-        form = self._delta
-        rows, record, deleted, refused = accepted(form, chunk)
-        good = ~np.isin(record, [one.record for one in refused])
-        every = [*chunk.rejections, *refused]
-        rows = rows.filter(pa.array(good))
-        keys = _keys(rows, form.keys, self._recipe_of_keys)
-        of = _Upserted(rows, rows, keys, record[good], deleted[good], every)
-        return _changes(chunk, of, form.version, recipe)
+        rejected = sorted({one.record for one in formed.rejections})
+        offset = chunk.offset[formed.row_record].astype(np.int64)
+        found = Changes(
+            chunk.offset.astype(np.int64),
+            chunk.offset[np.array(rejected, dtype=np.int64)].astype(np.int64),
+            offset, nothing, np.zeros(0, dtype=bool), None, nothing,
+        )  # fmt: skip
+        if not len(offset):
+            return found
+        sent = formed.rows
+        stored, _ = self._form.stored(sent, recipe)
+        return found._replace(
+            key=_keys(stored, self._form.keys, self._recipe_of_keys),
+            deleted=sent.column(DELETED).to_numpy() == 1,
+            version=None if version is None else _version(sent, stored, version),
+            digest=row_digests(stored, offset if recipe.offset else None, recipe),
+        )
 
     def _chunks(self, span: Span) -> Iterator[Chunk]:
         tp, range_ = span
@@ -185,65 +162,27 @@ class PipelineExpected:
         return Reader(source.brokers, source.kafka_properties())
 
     @cached_property
-    def _delta(self) -> DeltaFormat:
-        """The rows of a Delta table."""
-        sink: Any = self.pipeline.sink(self.pipeline.row_schema())
-        return sink.form  # type: ignore[no-any-return]
-
-    @cached_property
-    def _table(self) -> SqlSink | None:
-        """The sink bound to its table; None if it is no table, or does not accept the rows."""
-        if not isinstance(self.pipeline.settings.sink, SqlSinkSettings):
-            return None
-        sink: Any = self.pipeline.sink(self.pipeline.row_schema())
+    def _form(self) -> Form:
+        """That of the destination; of one that does not accept the rows what they are by now."""
+        schema = self.pipeline.row_schema()
         try:
-            return sink.bind()  # type: ignore[no-any-return]
+            return self.pipeline.destination.form(schema)
         except TableMismatch as error:
             self.unfit = " ".join(error.message.split())
-            return None
+            return Form()
 
     def _records(self, chunk: Chunk, recipe: Recipe | None) -> ExpectedRecords:
-        rows, record, refused = self._made(chunk)
-        stored_as_made = self._table is None and self._messages is None
-        if stored_as_made and recipe is not None:  # a column that the rows lack is null there
+        formed, unknown = self._form.of(chunk), list[int]()
+        rows, record = formed.rows, formed.row_record
+        if recipe is not None and self._form.lacks_are_null:
             there = tuple(one for one in recipe.columns if one[0] in rows.column_names)
             recipe = replace(recipe, columns=there)
-        rows, unknown = self._as_stored(rows, recipe)
-        found = _records(chunk, record, refused, _digests(chunk, record, rows, recipe))
+        if recipe is not None and rows.num_rows:
+            rows, unknown = self._form.stored(rows, recipe)
+        digests = _digests(chunk, record, rows, recipe)
+        found = _records(chunk, record, formed.rejections, digests)
         found.rows[record[unknown]] = -1
         return found
-
-    def _as_stored(self, rows: pa.Table, recipe: Recipe | None) -> tuple[pa.Table, list[int]]:
-        """Rows with the server's texts of the columns of kind :data:`STORED`, and the rows with a
-        value that it does not take, which stays as it is sent."""
-        table = self._table
-        if recipe is None or not rows.num_rows or table is None or table.target is None:
-            return rows, []
-        if not any(kind.name == STORED for _, kind in recipe.columns):
-            return rows, []
-        with table.ledger.looking() as look:
-            return as_stored(look, table.target, rows, recipe)
-
-    def _made(self, chunk: Chunk) -> tuple[pa.Table, IntArray, Sequence[Rejection]]:
-        """The rows of a chunk in the form of the destination, their records, and the rejections."""
-        if self._table is not None:
-            made = prepare(chunk, self._table.target, self._table.keep_source)
-            return made.rows, made.row_record, made.rejections
-        if self._messages is None:
-            return chunk.rows, chunk.row_record, chunk.rejections
-        # What a timestamp's distance from the clock was at the time of the write is not known.
-        form = replace(self._messages.form, source_timestamp=False)
-        encoded = encode(chunk, form, self._messages.limits)
-        written = ~np.isin(encoded.record, [one.record for one in encoded.rejections])
-        rows = pa.table({"key": encoded.key, "value": encoded.value}).filter(pa.array(written))
-        return rows, encoded.record[written], encoded.rejections
-
-    @cached_property
-    def _messages(self) -> KafkaSink | None:
-        """The sink of messages; None if it is another one."""
-        if not isinstance(self.pipeline.settings.sink, KafkaSinkSettings):
-            return None
-        return self.pipeline.sink(self.pipeline.row_schema())  # type: ignore[return-value]
 
 
 def _digests(
@@ -253,7 +192,7 @@ def _digests(
     if recipe is None:
         return None
     if not len(record):
-        return np.zeros(0, dtype=np.uint64)
+        return _NO_DIGESTS
     try:
         return row_digests(rows, chunk.offset[record] if recipe.offset else None, recipe)
     except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -273,39 +212,10 @@ def _records(
     return ExpectedRecords(chunk.offset.astype(np.int64), outcome, rows, digest)
 
 
-class _Upserted(NamedTuple):
-    """Rows and tombstones, as they are sent and as they are stored, the digest of each one's key,
-    the record of each, and the rejected records."""
-
-    rows: pa.Table
-    content: pa.Table
-    keys: UInt64
-    record: IntArray
-    deleted: npt.NDArray[np.bool_]
-    rejections: Sequence[Rejection]
-
-
-def _changes(chunk: Chunk, made: _Upserted, version: str | None, recipe: Recipe) -> Changes:
-    """Rows and tombstones in the order of their records."""
-    rejected = sorted({one.record for one in made.rejections})
-    offset = chunk.offset[made.record].astype(np.int64)
-    none = np.zeros(0, dtype=np.uint64)
-    nothing = not len(made.record)
-    return Changes(
-        chunk.offset.astype(np.int64),
-        chunk.offset[np.array(rejected, dtype=np.int64)].astype(np.int64),
-        offset,
-        made.keys,
-        made.deleted,
-        None if nothing or version is None else _version(made, version),
-        none if nothing else row_digests(made.content, offset if recipe.offset else None, recipe),
-    )
-
-
-def _version(made: _Upserted, name: str) -> pa.ChunkedArray:
+def _version(rows: pa.Table, as_stored: pa.Table, name: str) -> pa.ChunkedArray:
     """The versions as they are stored, which are compared: they may have been rounded. In the type
     in which they are sent, as texts have another order."""
-    sent, stored = made.rows.column(name), made.content.column(name)
+    sent, stored = rows.column(name), as_stored.column(name)
     try:
         return stored if stored.type == sent.type else stored.cast(sent.type)
     except pa.ArrowInvalid:  # such as infinity
@@ -315,8 +225,6 @@ def _version(made: _Upserted, name: str) -> pa.ChunkedArray:
 def _keys(rows: pa.Table, names: Sequence[str], recipe: Recipe) -> UInt64:
     """The digest of each key; values without a kind by their text. The rows are as they are stored:
     one key may be sent in several forms."""
-    if not rows.num_rows:
-        return np.zeros(0, dtype=np.uint64)
     known = dict(recipe.columns)
     columns = {
         name: rows.column(name) if name in known else _text(rows.column(name)) for name in names

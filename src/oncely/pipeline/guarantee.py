@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -72,21 +72,33 @@ def _exactly_once(settings: PipelineSettings) -> Guarantee:
             own.texts.why_driver,
             own.texts.by_driver,
             _rejects(settings, "decoded, transformed or written"),
-            (*_row_ends(kind), *_common_ends(settings)),
+            (*_ROW_ENDS[kind], *_common_ends(settings)),
         )
-    whys = {
-        None: "there is no transform: a row comes from one record",
-        "sql": "transform.sql is row-wise: a row has the index of its record",
-        "python": "transform.python works on rows that carry the record they came from",
-    }
     return Guarantee(
         *given,
         "partition",
-        whys[kind],
+        _WHY_PARTITION[kind],
         own.texts.by_task,
         _rejects(settings, "decoded, transformed or written"),
-        (*_row_ends(kind), *_common_ends(settings)),
+        (*_ROW_ENDS[kind], *_common_ends(settings)),
     )
+
+
+_WHY_PARTITION: Mapping[str | None, str] = {
+    None: "there is no transform: a row comes from one record",
+    "sql": "transform.sql is row-wise: a row has the index of its record",
+    "python": "transform.python works on rows that carry the record they came from",
+}
+_AGAIN = "is computed again when a task fails before its commit; one result takes effect"
+_ROW_ENDS: Mapping[str | None, tuple[str, ...]] = {
+    None: (),
+    "sql": (f"transform.sql {_AGAIN}, which shows with now() or random()",),
+    "python": (
+        f"transform.python {_AGAIN}: what it does elsewhere (calls, files) may happen twice, and"
+        " a random result may differ from the first try's",
+    ),
+}
+"""By the kind of the transform."""
 
 
 def _rejects(settings: PipelineSettings, verbs: str) -> str:
@@ -108,18 +120,6 @@ def _batch_ends(kind: Kind) -> tuple[str, ...]:
         " expressions before a shuffle are refused where Spark can see them, inside functions of"
         " your own it can't",
         "records without a value (tombstones) become rejects; rows keep no order",
-    )
-
-
-def _row_ends(kind: str | None) -> tuple[str, ...]:
-    if kind is None:
-        return ()
-    again = "is computed again when a task fails before its commit; one result takes effect"
-    if kind == "sql":
-        return (f"transform.sql {again}, which shows with now() or random()",)
-    return (
-        f"transform.python {again}: what it does elsewhere (calls, files) may happen twice, and"
-        " a random result may differ from the first try's",
     )
 
 

@@ -15,8 +15,8 @@ from pydantic import SecretStr
 from oncely.config import PipelineSettings, load, parse
 from oncely.core import events
 from oncely.errors import ConfigError, OncelyError
-from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import Handler, name_of
+from oncely.kinds.kind import kind_of
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.standby import OnFenced
@@ -84,7 +84,7 @@ class Worker:
             ConfigError: names every invalid key, and the way out.
         """
         settings = load(Path(path))
-        if not isinstance(settings.sink, HandlersSinkSettings):
+        if not kind_of(settings.sink.kind).calls_handlers:
             raise ConfigError(
                 "sink.kind",
                 f"found {settings.sink.kind!r}, and a worker has handlers",

@@ -429,8 +429,8 @@ class Parts:
         Args:
             refused: the reason, read before an audit that is clean.
         """
-        from oncely.kinds.delta.change import DeltaRewrites
+        from oncely.kinds.base import EndsRefusals
 
         with self.destination.rewriting(self.row_schema()) as rewrites:
-            if isinstance(rewrites, DeltaRewrites):
+            if isinstance(rewrites, EndsRefusals):
                 rewrites.end_refusal(refused)

@@ -15,7 +15,6 @@ from oncely.core.batch import Chunk, Reject, Rejection, RewriteKind, Rewritten, 
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput
-from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.pipeline.event_log import EventLog
 from oncely.pipeline.rejects import decoding
 from oncely.runtimes.chunks import Origin, Processing, records_of
@@ -195,10 +194,8 @@ def _deletes(pipeline: Parts, stack: ExitStack) -> Deletes | None:
     expected = pipeline.expected
     if pipeline.destination.late_delete is None or expected is None:
         return None
-    if isinstance(pipeline.settings.sink, KafkaSinkSettings):
-        return None  # a topic keeps the records before a tombstone
-    if not expected.recipe:
-        return None  # the table accepts no row now
+    if not expected.replaces:
+        return None  # a topic keeps the records before a tombstone; or a table accepts no row now
     return Deletes(stack.enter_context(closing(expected)))
 
 

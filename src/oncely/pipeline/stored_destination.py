@@ -25,6 +25,7 @@ from oncely.extras import require
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import (
     Discard,
+    Form,
     ReplaysDeadLetters,
     RewritesRecords,
     RewritesTogether,
@@ -72,6 +73,10 @@ class StoredDestination:
     def bare_sink(self) -> Sink:
         """The sink for operations without columns."""
         return self.inner.bare_sink
+
+    def form(self, schema: pa.Schema) -> Form:
+        """What records become, for rows of these columns."""
+        return self.inner.form(schema)
 
     def look(self) -> LedgerState:
         """Read the positions from the store."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from oncely.config import JsonDecode
@@ -17,7 +16,6 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.reference import parse_object
 from oncely.decode.schema import type_name
 from oncely.kafka.source import sample
-from oncely.kinds.files.sink import FilesSink
 from oncely.pipeline.proposal import proposed_type
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.chunks import Processing
@@ -96,7 +94,11 @@ def trial(pipeline: Parts, count: int) -> Trial:
     transform = Unchanged() if by_spark else pipeline.row_transform
     again = Processing(partial(isolate_crashes, pipeline.decoder), transform)
     values = records["value"].to_pylist()
-    found = outcome(_inferred(pipeline, again.chunk(records)), values)
+    chunk = again.chunk(records)
+    decode = pipeline.settings.decode
+    if isinstance(decode, JsonDecode) and decode.inferred:
+        chunk = pipeline.destination.form(pipeline.row_schema()).sampled(chunk)
+    found = outcome(chunk, values)
     note = "decoded only: a Spark transform sees whole batches" if by_spark else ""
     return replace(found, unnamed=tuple(unnamed(pipeline, values)), note=note)
 
@@ -144,26 +146,6 @@ def _columns(rows: pa.Table) -> Iterator[SampledColumn]:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-def _inferred(pipeline: Parts, chunk: Chunk) -> Chunk:
-    """The chunk with inferred columns, if the sink infers them; its rows are those of one scope."""
-    sink: Any = pipeline.sink(pipeline.row_schema()) if _infers(pipeline) else None
-    if not isinstance(sink, FilesSink):
-        return chunk
-    found = sink.form.inferring().infer(chunk.rows.column(0), {})
-    refused = [
-        Rejection(int(chunk.row_record[i]), stage, why) for i, stage, why in found.rejections
-    ]
-    kept = [int(chunk.row_record[i]) for part in found.parts for i in part.row_record.to_pylist()]
-    rows = found.parts[0].rows if found.parts else chunk.rows.slice(0, 0)
-    record = np.array(kept, dtype=np.int64)
-    return replace(chunk, rows=rows, row_record=record, rejections=(*chunk.rejections, *refused))
-
-
-def _infers(pipeline: Parts) -> bool:
-    decode = pipeline.settings.decode
-    return isinstance(decode, JsonDecode) and decode.inferred
 
 
 def unnamed(pipeline: Parts, values: Sequence[bytes | None]) -> list[Unnamed]:

@@ -112,14 +112,14 @@ class Processing:
             "the decoder gave not exactly one outcome for each record",
         )
         record = decoded.row_record.to_numpy(zero_copy_only=False)
-        rows, row_record, refused = self.transform.apply(decoded.rows, record)
+        formed = self.transform.apply(decoded.rows, record)
         return _Part(
             records,
-            rows,
-            row_record,
+            formed.rows,
+            formed.row_record,
             decoded.tombstones,
             decoded.tombstone_record.to_numpy(zero_copy_only=False),
-            (*decoded.rejections, *refused),
+            (*decoded.rejections, *formed.rejections),
             records.nbytes,
         )
 
@@ -263,10 +263,7 @@ def records_of(found: Sequence[Reject]) -> pa.Table:
 
 
 def dead_letters(
-    source: KafkaSource,
-    records: pa.Table,
-    origins: Sequence[Origin],
-    why: Sequence[Rejection],
+    source: KafkaSource, records: pa.Table, origins: Sequence[Origin], why: Sequence[Rejection]
 ) -> list[Reject]:
     """A reject for each origin: the value from its columns, the rest from the broker."""
     wanted: dict[TopicPartition, list[int]] = {}

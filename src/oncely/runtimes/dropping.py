@@ -54,9 +54,7 @@ class Condition:
             self._kept.output(pa.schema(columns))
         except ConfigError as error:
             raise ConfigError(
-                "filter.drop",
-                error.problem,
-                way_out=f"one condition on {', '.join(_COLUMNS)}",
+                "filter.drop", error.problem, way_out=f"one condition on {', '.join(_COLUMNS)}"
             ) from None
 
     def apply(self, records: pa.Table) -> tuple[IntArray, list[Rejection]]:
@@ -66,8 +64,8 @@ class Condition:
             {name: records.column(column) for name, column in names.items()}
             | {"kafka_offset": records.column("offset")}
         )
-        _, kept, refused = self._kept.apply(given, np.arange(records.num_rows))
-        return kept, refused
+        kept = self._kept.apply(given, np.arange(records.num_rows))
+        return kept.row_record, list(kept.rejections)
 
     @property
     def _kept(self) -> SqlTransform:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import IntArray, Rejection
+from oncely.core.batch import Formed, IntArray, Rejection
 from oncely.core.isolate import isolated
 from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
@@ -38,14 +38,11 @@ ROW = "_oncely_row"
 
 _ROW_WISE = {"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "ARROW_SCAN"}
 
-Applied = tuple[pa.Table, IntArray, list[Rejection]]
-"""Rows, the record of each, and the rejected records."""
-
 
 class RowTransform(Protocol):
     """A transform of rows. Picklable."""
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """Transform rows; a row whose transformation fails is a rejection of its record."""
 
     def output(self, schema: pa.Schema) -> pa.Schema:
@@ -60,9 +57,9 @@ class RowTransform(Protocol):
 class Unchanged:
     """The identity transform."""
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """The rows unchanged."""
-        return rows, row_record, []
+        return Formed(rows, row_record)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The schema unchanged."""
@@ -79,12 +76,13 @@ class PlainTexts:
 
     inner: RowTransform
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """The rows of the inner transform; nothing is copied."""
-        made, record, refused = self.inner.apply(rows, row_record)
+        formed = self.inner.apply(rows, row_record)
+        made = formed.rows
         if any(map(is_json, made.schema)):
             made = pa.Table.from_arrays(made.columns, schema=without_json(made.schema))
-        return made, record, refused
+        return replace(formed, rows=made)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the inner transform."""
@@ -107,17 +105,17 @@ class KeepsKeys:
     keys: tuple[str, ...]
     setting: str = "sink.keys"
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """The rows of the inner transform; one with another key is a rejection of its record."""
-        made, record, refused = self.inner.apply(rows, row_record)
+        formed = self.inner.apply(rows, row_record)
+        record = formed.row_record
         own = rows.select([name for name in rows.column_names if name in self.keys])
-        bad = self._computed(own.take(pa.array(np.searchsorted(row_record, record))), made)
-        if not bad:
-            return made, record, refused
+        given = own.take(pa.array(np.searchsorted(row_record, record)))
+        bad = self._computed(given, formed.rows)
         by_record = {int(record[row]): bad[row] for row in sorted(bad, reverse=True)}
-        refused += [Rejection(at, "transform", by_record[at]) for at in sorted(by_record)]
-        keep = ~np.isin(record, [*by_record])
-        return made.filter(pa.array(keep)), record[keep], refused
+        return formed.without(
+            [Rejection(at, "transform", by_record[at]) for at in sorted(by_record)]
+        )
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the inner transform.
@@ -134,7 +132,7 @@ class KeepsKeys:
                  else pa.nulls(count, f.type) for f in schema],
                 schema=_nullable(schema),
             )  # fmt: skip
-            _, _, refused = self.apply(sample, np.arange(count))
+            refused = self.apply(sample, np.arange(count)).rejections
             if computed := [one.reason for one in refused if one.reason.startswith(_COMPUTED)]:
                 raise ConfigError(self.setting, computed[0], way_out=_UNCHANGED_KEYS)
         return made
@@ -179,7 +177,7 @@ class SqlTransform:
 
     sql: str
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """Run the query; a value that it cannot convert rejects its record."""
         import duckdb
 
@@ -424,7 +422,7 @@ class PythonTransform:
 
     path: str
 
-    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Formed[pa.Table]:
         """Call the function; a row on which it raises is a rejection of its record."""
         return _isolating(self._run, rows, row_record, (Exception,), (MemoryError,))
 
@@ -543,7 +541,7 @@ def _isolating(
     row_record: IntArray,
     bad_data: tuple[type[Exception], ...],
     others: tuple[type[Exception], ...],
-) -> Applied:
+) -> Formed[pa.Table]:
     """Run a transform; a row on which it fails is a rejection of its record."""
     carrying = _with_row(rows, row_record)
     parts, bad = isolated(
@@ -560,4 +558,4 @@ def _isolating(
         tables, records = [made], [record]
     # For a column of nulls only, a function that infers its types returns another type.
     whole = pa.concat_tables(tables, promote_options="default")
-    return whole, np.concatenate(records), rejections
+    return Formed(whole, np.concatenate(records), rejections)

@@ -6,8 +6,8 @@ The values are the ledger of one pipeline, and its files.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import pairwise
@@ -21,11 +21,6 @@ from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
 from oncely.errors import TableMismatch
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.handlers.settings import HandlersSinkSettings
-from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.sql.dialects import dialect_for
 
@@ -247,13 +242,7 @@ def read_ledger(settings: PipelineSettings) -> Ledger:
         store = settings.offsets.store
         reason = f'positions are in the store "{store}", which keeps no history'
         return Ledger(settings.name, unknown=[reason])
-    sink: Any = settings.sink
-    if isinstance(sink, SqlSinkSettings | HandlersSinkSettings):
-        found = _of_sql(settings, sink)
-    elif isinstance(sink, DeltaSinkSettings):
-        found = _of_delta(settings, sink)
-    else:
-        found = _of_topic(settings, sink)
+    found = _READERS[settings.sink.kind](settings)
     if found is None:
         return Ledger(settings.name, unknown=["nothing is stored: the pipeline has never run"])
     return found
@@ -262,9 +251,8 @@ def read_ledger(settings: PipelineSettings) -> Ledger:
 # -- SQL -------------------------------------------------------------------------------------------
 
 
-def _of_sql(
-    settings: PipelineSettings, sink: SqlSinkSettings | HandlersSinkSettings
-) -> Ledger | None:
+def _of_sql(settings: PipelineSettings) -> Ledger | None:
+    sink: Any = settings.sink
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     try:
         with sql_ledger.open_ledger(dialect, sink.table, settings.name) as tables:
@@ -312,38 +300,51 @@ def _entry(
 # -- topics ----------------------------------------------------------------------------------------
 
 
-def _of_topic(
-    settings: PipelineSettings, sink: KafkaSinkSettings | FilesSinkSettings
-) -> Ledger | None:
-    source, name = settings.source, settings.name
-    with Topics(source.brokers, source.kafka_properties(), group=settings.group) as topics:
+def _of_topic(settings: PipelineSettings) -> Ledger | None:
+    sink: Any = settings.sink
+    with _topics(settings) as topics:
+        found = topic_ledger.read_ledger(topics, sink.ledger_topic, settings.name)
+    return _of_messages(settings.name, found, sink.ledger_topic)
+
+
+def _of_files(settings: PipelineSettings) -> Ledger | None:
+    sink: Any = settings.sink
+    with _topics(settings) as topics:
         # Before the ledger: what is published by then lies below its positions.
-        manifest = None
-        if isinstance(sink, FilesSinkSettings):
-            manifest = manifests.read_manifest(topics, sink.manifest_topic)
-        found = topic_ledger.read_ledger(topics, sink.ledger_topic, name)
+        manifest = manifests.read_manifest(topics, sink.manifest_topic)
+        found = topic_ledger.read_ledger(topics, sink.ledger_topic, settings.name)
+    ledger = _of_messages(settings.name, found, sink.ledger_topic)
+    if ledger is None:
+        return None
+    problems = [f"{sink.manifest_topic}:{at}: {why}" for at, why in manifest.problems]
+    if manifest.first:
+        problems.append(
+            f"{sink.manifest_topic} begins at offset {manifest.first}: entries were deleted"
+        )
+    files = _files(manifest, sink.store)
+    return replace(ledger, files=files, problems=[*ledger.problems, *problems])
+
+
+def _topics(settings: PipelineSettings) -> Topics:
+    source = settings.source
+    return Topics(source.brokers, source.kafka_properties(), group=settings.group)
+
+
+def _of_messages(
+    pipeline: str, found: topic_ledger.TopicLedger, ledger_topic: str
+) -> Ledger | None:
     if found.pipeline is None and not found.problems and not found.positions:
         return None
-    problems = [f"{sink.ledger_topic}:{at}: {why}" for at, why in found.problems]
-    files = None
-    if manifest is not None and isinstance(sink, FilesSinkSettings):
-        problems += [f"{sink.manifest_topic}:{at}: {why}" for at, why in manifest.problems]
-        if manifest.first:
-            problems.append(
-                f"{sink.manifest_topic} begins at offset {manifest.first}: entries were deleted"
-            )
-        files = _files(manifest, sink.store)
     epochs = [one.epoch for one in found.positions.values()]
     return Ledger(
-        name,
+        pipeline,
         max([found.pipeline.epoch if found.pipeline else 0, *epochs]),
         {tp: Held(one.position, one.epoch) for tp, one in found.positions.items()},
         list(_steps(found)),
         moves=True,
         complete=False,
         resets=found.resets,
-        files=files,
-        problems=problems,
+        problems=[f"{ledger_topic}:{at}: {why}" for at, why in found.problems],
     )
 
 
@@ -389,7 +390,8 @@ def _stored(store: Store) -> dict[str, int]:
 # -- Delta -----------------------------------------------------------------------------------------
 
 
-def _of_delta(settings: PipelineSettings, sink: DeltaSinkSettings) -> Ledger | None:
+def _of_delta(settings: PipelineSettings) -> Ledger | None:
+    sink: Any = settings.sink
     name, store = settings.name, sink.store
     app = f"oncely/{name}"
     commits = delta.read_commits(store)
@@ -458,3 +460,13 @@ def _added(commits: Sequence[delta.DeltaCommit], store: Store) -> Files:
             live[one.path] = one.bytes
     named = [NamedFile(path, size) for path, size in live.items() if "://" not in path]
     return Files(named, _stored(store), again)
+
+
+_READERS: Mapping[str, Callable[[PipelineSettings], Ledger | None]] = {
+    "sql": _of_sql,
+    "kafka": _of_topic,
+    "files": _of_files,
+    "delta": _of_delta,
+    "handlers": _of_sql,
+}
+"""By the kind of the destination."""

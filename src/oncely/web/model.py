@@ -19,9 +19,6 @@ from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError
 from oncely.kafka.records import in_words
-from oncely.kinds.files.manifest import Contents
-from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.files.table import table_of
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
@@ -351,8 +348,8 @@ def detail(subject: Subject, before: Detail | None = None) -> Detail:
         "history": tried(pipeline, lambda: history_of(read_ledger(pipeline.settings), redact)),
         "letters": tried(pipeline, lambda: _letters(pipeline)),
     }
-    if isinstance(pipeline.settings.sink, FilesSinkSettings):
-        parts["files"] = tried(pipeline, lambda: files_of(table_of(pipeline).look(), redact))
+    if (listed := pipeline.kind.listed) is not None:
+        parts["files"] = tried(pipeline, lambda: files_of(listed(pipeline), redact))
     problems = tuple(dict.fromkeys(one for one in parts.values() if isinstance(one, Problem)))
     known = {name: one for name, one in parts.items() if not isinstance(one, Problem)}
     kept = before if before is not None and problems else Detail()
@@ -532,8 +529,9 @@ def _time(timestamp_ms: int) -> datetime | None:
         return None
 
 
-def files_of(contents: Contents, redact: Callable[[str], str] = str) -> TableFiles:
-    """The files of a table, and the columns of its scopes."""
+def files_of(contents: Any, redact: Callable[[str], str] = str) -> TableFiles:
+    """The files of a table, and the columns of its scopes, as
+    :attr:`oncely.kinds.kind.Kind.listed` tells them."""
     files = contents.files.values()
     number, rows = Counter[str](), Counter[str]()
     for one in files:

@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from oncely.cli import screen, status, web
-from oncely.cli.options import Result
 from oncely.cli.top import rendered, top
 from oncely.cli.verbs import Status, Top
 from oncely.errors import Unavailable
@@ -136,8 +135,7 @@ def test_the_codes_of_status(
     monkeypatch.setattr(status, "opened", lambda file: made[file.stem].pipeline)
 
     def ended(*, as_json: bool, check: bool) -> int:
-        found = status.show_status(Status(paths=files, check=check))
-        return found.print(as_json=as_json) if isinstance(found, Result) else found
+        return status.show_status(Status(paths=files, as_json=as_json, check=check))
 
     with screen.out.capture() as told:
         assert ended(as_json=False, check=True) == code
@@ -156,9 +154,7 @@ def test_status_of_several_as_json(
     shop = subject(filled(tmp_path))
     down = subject(pipeline_file(tmp_path, "down"), Topics(down=True))
     monkeypatch.setattr(web, "opened_subjects", lambda _paths: [shop, down])
-    found = status.show_status(Status(paths=[tmp_path], check=True))
-    assert isinstance(found, Result)
-    assert found.print(as_json=True) == 3
+    assert status.show_status(Status(paths=[tmp_path], as_json=True, check=True)) == 3
     first, second = json.loads(capsys.readouterr().out)
     assert (first["name"], first["verdict"], first["rejects"]) == ("shop", "behind", 3)
     assert second == {

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.core.batch import Chunk, Rejection
+from oncely.core.batch import Chunk, Formed, Rejection
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation
@@ -159,7 +159,7 @@ class Inferring:
 
     def apply(self, rows: pa.Table, row_record: Any) -> Any:
         found = [None if text == "none" else text for text in rows.column("text").to_pylist()]
-        return pa.table({"text": pa.array(found)}), row_record, []
+        return Formed(pa.table({"text": pa.array(found)}), row_record)
 
 
 def test_parts_whose_columns_are_null_only() -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.config import parse
-from oncely.core.batch import Rejection
+from oncely.core.batch import Formed, Rejection
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
 from oncely.pipeline.pipeline import Pipeline
@@ -45,13 +45,17 @@ ROWS = pa.Table.from_pylist(
 RECORDS = np.array([5, 7, 8, 11], dtype=np.int64)
 
 
+def unpacked(formed: Formed[Any]) -> tuple[Any, Any, list[Rejection]]:
+    return formed.rows, formed.row_record, list(formed.rejections)
+
+
 def apply(sql: str, rows: pa.Table = ROWS, records: Any = RECORDS) -> Any:
-    made, record, refused = SqlTransform(sql).apply(rows, records)
+    made, record, refused = unpacked(SqlTransform(sql).apply(rows, records))
     return made.to_pylist(), record.tolist(), refused
 
 
 def test_unchanged() -> None:
-    rows, records, refused = Unchanged().apply(ROWS, RECORDS)
+    rows, records, refused = unpacked(Unchanged().apply(ROWS, RECORDS))
     assert rows is ROWS
     assert records is RECORDS
     assert refused == []
@@ -79,7 +83,7 @@ def test_threads_of_two_pipelines_do_not_share_a_session() -> None:
         start.wait()
         for _ in range(60):
             transform.output(schema)
-            made, record, refused = transform.apply(rows, np.arange(100))
+            made, record, refused = unpacked(transform.apply(rows, np.arange(100)))
             assert made["t"].to_pylist() == [f"1970-01-01 00:00:0{at}+00"] * 100
             assert (len(record), refused) == (100, [])
         return at
@@ -132,8 +136,8 @@ def test_the_reason_is_one_line_without_the_whole_query() -> None:
 
 def test_one_bad_row_among_many() -> None:
     many = pa.table({"text": ["bad" if n == 6_000 else str(n) for n in range(10_000)]})
-    made, records, refused = SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(
-        many, np.arange(10_000)
+    made, records, refused = unpacked(
+        SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(many, np.arange(10_000))
     )
     assert refused == [Rejection(6_000, "transform", refused[0].reason)]
     assert made.column("n").to_pylist() == [n for n in range(10_000) if n != 6_000]
@@ -142,8 +146,8 @@ def test_one_bad_row_among_many() -> None:
 
 def test_all_rows_bad_and_no_rows() -> None:
     bad = pa.table({"text": ["a", "b"]})
-    made, records, refused = SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(
-        bad, np.array([0, 1])
+    made, records, refused = unpacked(
+        SqlTransform("SELECT CAST(text AS INT) AS n FROM input").apply(bad, np.array([0, 1]))
     )
     assert made.schema == pa.schema([("n", pa.int32())])
     assert made.num_rows == len(records) == 0
@@ -154,7 +158,7 @@ def test_all_rows_bad_and_no_rows() -> None:
 
 def test_the_order_of_rows_is_kept() -> None:
     many = pa.table({"n": list(range(50_000))})
-    made, _, _ = SqlTransform("SELECT n FROM input WHERE n % 3 = 0").apply(many, np.arange(50_000))
+    made = SqlTransform("SELECT n FROM input WHERE n % 3 = 0").apply(many, np.arange(50_000)).rows
     assert made.column("n").to_pylist() == list(range(0, 50_000, 3))
 
 
@@ -169,7 +173,7 @@ def test_output_tells_the_columns_and_agrees_with_apply() -> None:
     sql = SqlTransform("SELECT n + 1 AS m, text || '!' AS t, many[1] AS first FROM input AS i")
     schema = sql.output(SCHEMA)
     assert schema == pa.schema([("m", pa.int64()), ("t", pa.string()), ("first", pa.int32())])
-    assert sql.apply(ROWS, RECORDS)[0].schema == schema
+    assert sql.apply(ROWS, RECORDS).rows.schema == schema
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ def test_a_record_whose_key_is_changed_is_rejected() -> None:
     sql = SqlTransform("SELECT replace(text, '10', '11') AS text, n FROM input")
     keys = KeepsKeys(sql, ("text",))
     assert keys.output(SCHEMA).names == ["text", "n"]
-    made, record, [refused] = keys.apply(ROWS, RECORDS)
+    made, record, [refused] = unpacked(keys.apply(ROWS, RECORDS))
     assert made["n"].to_pylist() == [2, 3, 4]
     assert record.tolist() == [7, 8, 11]
     assert (refused.record, refused.stage) == (5, "transform")
@@ -279,7 +283,7 @@ def test_an_unknown_column_is_answered_with_the_known_ones() -> None:
 )  # fmt: skip
 def test_a_projection_over_a_subquery_of_input(sql: str, rows: list[Any]) -> None:
     given = pa.table({"x": [0, 1, 2]})
-    made, record, refused = SqlTransform(sql).apply(given, np.arange(3))
+    made, record, refused = unpacked(SqlTransform(sql).apply(given, np.arange(3)))
     assert list(zip(record.tolist(), made.to_pylist(), strict=True)) == rows
     assert refused == []
     assert SqlTransform(sql).output(given.schema).names == made.column_names
@@ -305,12 +309,12 @@ def test_columns_of_json_stay_columns_of_json() -> None:
     sql = SqlTransform("SELECT *, p->'$.a' AS a, p->>'$.a' AS b FROM input")
     out = sql.output(schema)
     assert {one.name: is_json(one) for one in out} == {"p": True, "t": False, "a": True, "b": False}
-    made, _, _ = sql.apply(rows, np.arange(2))
+    made = sql.apply(rows, np.arange(2)).rows
     assert made.schema.types == [pa.string()] * 4
     assert made.to_pylist()[0] == {"p": '{"a":[1, 2]}', "t": "{}", "a": "[1,2]", "b": "[1,2]"}
     plain = PlainTexts(sql)
     assert not any(map(is_json, plain.output(schema)))
-    assert not any(map(is_json, plain.apply(rows, np.arange(2))[0].schema))
+    assert not any(map(is_json, plain.apply(rows, np.arange(2)).rows.schema))
 
 
 def test_json_of_a_query_is_a_text_where_no_column_is_json() -> None:
@@ -360,7 +364,7 @@ def test_a_function_of_as_many_rows(python: Make) -> None:
     def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"twice": [v.as_py() * 2 for v in batch["n"]]})
 
-    rows, records, refused = python(twice).apply(ROWS, RECORDS)
+    rows, records, refused = unpacked(python(twice).apply(ROWS, RECORDS))
     assert rows.column("twice").to_pylist() == [2, 4, 6, 8]
     assert records.tolist() == RECORDS.tolist()
     assert refused == []
@@ -370,7 +374,7 @@ def test_a_function_that_drops_and_multiplies_keeps_the_row_column(python: Make)
     def some(batch: pa.RecordBatch) -> pa.Table:
         return pa.Table.from_batches([batch]).filter(pa.compute.field("n") != 2).select(["n", ROW])
 
-    rows, records, _ = python(some).apply(ROWS, RECORDS)
+    rows, records, _ = unpacked(python(some).apply(ROWS, RECORDS))
     assert rows.column_names == ["n"]
     assert records.tolist() == [5, 8, 11]
 
@@ -381,7 +385,7 @@ def test_a_row_on_which_it_raises_is_rejected(python: Make) -> None:
             raise ValueError("no twos\nand a second line")
         return batch
 
-    rows, records, refused = python(fussy).apply(ROWS, RECORDS)
+    rows, records, refused = unpacked(python(fussy).apply(ROWS, RECORDS))
     assert rows.column("n").to_pylist() == [1, 3, 4]
     assert records.tolist() == [5, 8, 11]
     assert refused == [Rejection(7, "transform", "ValueError: no twos")]
@@ -395,7 +399,7 @@ def test_columns_that_are_null_in_one_part_only(python: Make) -> None:
             raise ValueError("no fours")
         return pa.RecordBatch.from_pydict({"text": batch["text"].to_pylist()})
 
-    rows, records, refused = python(inferring).apply(ROWS, RECORDS)
+    rows, records, refused = unpacked(python(inferring).apply(ROWS, RECORDS))
     assert rows.column("text").to_pylist() == ["10", "x", None]
     assert records.tolist() == [5, 7, 8]
     assert len(refused) == 1
@@ -461,7 +465,7 @@ def test_a_row_for_which_a_function_would_leave_is_refused(python: Make) -> None
             raise Leaves("bye")
         return batch
 
-    made, _, rejections = python(leaves).apply(ROWS, RECORDS)
+    made, _, rejections = unpacked(python(leaves).apply(ROWS, RECORDS))
     assert 3 not in made.column("n").to_pylist()
     assert [one.reason for one in rejections] == ["Leaves: bye"]
 

@@ -7,17 +7,10 @@ from collections import Counter
 
 import pytest
 
-from oncely.testing.semantics import reader
-from oncely.testing.semantics.cells import (
-    NAMING,
-    POINTS_OF,
-    SINKS,
-    Outcome,
-    SinkKind,
-    cells,
-    problems,
-)
+from oncely.kinds.files.trial import NAMING
+from oncely.testing.semantics.cells import POINTS_OF, SINKS, Outcome, cells, problems
 from oncely.testing.semantics.page import page
+from oncely.testing.semantics.trial import damage
 
 AS_PROMISED = {
     "none": {"after the records": (0, 100), "after the position": (100, 0)},
@@ -26,7 +19,7 @@ AS_PROMISED = {
 }
 
 
-def outcomes(sink: SinkKind = "sql") -> list[Outcome]:
+def outcomes(sink: str = "sql") -> list[Outcome]:
     return [
         Outcome(cell, 1_200, *AS_PROMISED.get(cell.delivery, {}).get(cell.point, (0, 0)))
         for cell in cells(sink)
@@ -34,7 +27,7 @@ def outcomes(sink: SinkKind = "sql") -> list[Outcome]:
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_as_promised(sink: SinkKind) -> None:
+def test_as_promised(sink: str) -> None:
     found = outcomes(sink)
     assert problems(found) == []
     shown = page(found, [])
@@ -87,4 +80,4 @@ def test_a_trial_that_shows_nothing_is_none(delivery: str) -> None:
 
 
 def test_damage() -> None:
-    assert reader.damage(Counter({0: 1, 1: 3, 3: 2}), 5) == (2, 3)
+    assert damage(Counter({0: 1, 1: 3, 3: 2}), 5) == (2, 3)

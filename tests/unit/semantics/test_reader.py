@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from oncely.testing.semantics.reader import _ids
+from oncely.kinds.files.trial import _ids
 
 SCHEMA = {"type": "record", "name": "Record", "fields": [{"name": "id", "type": "long"}]}
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,13 +52,12 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
-from oncely.kinds.base import Judged, Portion, Tried, Which, row_digests, stage_judged
-from oncely.kinds.conform import conform
-from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
+from oncely.kinds.base import DELETED, Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.staged_files import FilesTask
-from oncely.kinds.tables import SOURCE_COLUMNS, rows_with_source, with_tombstones
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 
@@ -166,12 +165,7 @@ class DeltaRewrites:
         return Rewritten(found.rows.num_rows, len(found.letters), NO_RECORDS)
 
     def end_refusal(self, refused: str) -> None:
-        """Accept a table that a RESTORE has taken back, if it is still refused for this reason,
-        which was read before an audit that has found nothing lacking.
-
-        Raises:
-            Unavailable: the outcome is unknown; repeat.
-        """
+        """Accept a table that a RESTORE has taken back."""
         self.sink.ledger.end_refusal(refused)
 
     # -- what is there -----------------------------------------------------------------------
@@ -358,15 +352,11 @@ class DeltaRewrites:
     def _merging(self, found: _Found, chunk: Chunk) -> tuple[dict[str, Any], list[Rejection]]:
         """The rows of records, and the rows of the table that go; and the refused records."""
         form = self.sink.form
-        rows, refused = pa.schema([*form.schema, *ORDER]).empty_table(), list(chunk.rejections)
-        if chunk.rows.num_rows:
-            made = accepted(form, chunk)
-            refused = sorted([*refused, *made.refused])
-            good = pa.array(~np.isin(made.record, [one.record for one in refused]))
-            rows = ordered(made.rows, chunk, made.record, made.deleted).filter(good)
-        newer = newest(rows, form.keys, form.version)
+        formed = prepare(form, chunk)
+        newer = newest(formed.rows, form.keys, form.version)
         gone = _in_sql(found.partition, found.offsets)
-        return {"merge": Merge(newer, form.keys, form.version, DELETED, CLEARED, gone)}, refused
+        merge = Merge(newer, form.keys, form.version, DELETED, CLEARED, gone)
+        return {"merge": merge}, sorted(formed.rejections)
 
 
 @dataclass
@@ -437,10 +427,9 @@ class _Found:
 def _outcome(work: Rewrite, refused: Sequence[Rejection]) -> tuple[list[Reject], Counts]:
     """The dead letters of a rewrite, and the counts of its records."""
     chunk = work.chunk
-    letters = chunk.dead_letters(refused) if refused else []
     bad = np.isin(chunk.row_record, [one.record for one in refused])
     counts = chunk.counts(chunk.row_record[~bad], refused)
-    return letters, counts.get(work.partition, NO_RECORDS)
+    return chunk.letters(refused), counts.get(work.partition, NO_RECORDS)
 
 
 def _in_sql(partition: TopicPartition, offsets: Sequence[OffsetRange]) -> str:
@@ -529,22 +518,19 @@ class DeltaReplay:
         document = msgspec.structs.replace(state.document, rejects=[*left, *files], replay=name)
         done = Tried(len(tried) - len(again), len(again))
         self._begun = name, left, done
-        failed = {one.record for one in refused}
-        document = self.sink.ledger.amended(document, self._changes(judged, failed))
+        document = self.sink.ledger.amended(document, self._changes(judged, refused))
         metadata = {"kind": "replay", "replayed": first}
         self.sink.commit(state, document, metadata, self.sink.load([staged]))
         return self._done(left, done)
 
-    def _changes(self, judged: Judged, failed: Collection[int]) -> Changes:
+    def _changes(self, judged: Judged, refused: Sequence[Rejection]) -> Changes:
         """The amendments of ranges."""
-        form, chunk = self.sink.form, judged.chunk
-        rows = rows_with_source(chunk) if form.keep_source else chunk.rows
-        rows, record, _, _ = with_tombstones(chunk, rows, form.keys)
+        form, chunk, failed = self.sink.form, judged.chunk, {one.record for one in refused}
+        formed = prepare(form, chunk)
         if judged.traceable:
-            written = ~np.isin(record, list(failed))
-            rows, record = rows.filter(pa.array(written)), record[written]
-        record = judged.own(record, failed)
-        digests = form.digests(chunk, conform(rows, form.schema), record) if len(record) else None
+            formed = formed.without(refused)
+        record = judged.own(formed.row_record, failed)
+        digests = form.digests(chunk, formed.rows, record) if len(record) else None
         return partial(replayed, chunk, record, failed, digests)
 
     def _done(self, left: list[tuple[str, int]], done: Tried) -> Tried:

@@ -15,9 +15,9 @@ from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
-from oncely.kinds.base import Discard
+from oncely.kinds.base import Discard, Form
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
-from oncely.kinds.delta.form import DeltaFormat
+from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
@@ -64,6 +64,10 @@ class DeltaDestination(TableDestination):
         store = replace(given.store, connect=self.files_connect)
         age = given.max_staging_age
         return DeltaSink(self.settings.name, store, form, given.create, age, self.connect)
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Rows with the types of the table."""
+        return form_of(self.sink(schema).form)
 
     @property
     def bare_sink(self) -> DeltaSink:

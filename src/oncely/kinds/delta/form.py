@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Chunk, IntArray, Rejection, Staged
+from oncely.core.batch import Chunk, Formed, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
-from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
@@ -29,8 +29,8 @@ from oncely.kinds.tables import (
     with_tombstones,
 )
 
-TOPIC, PARTITION, OFFSET, DELETED, CLEARED = (
-    f"_oncely_{name}" for name in ("topic", "partition", "offset", "deleted", "cleared")
+TOPIC, PARTITION, OFFSET, CLEARED = (
+    f"_oncely_{name}" for name in ("topic", "partition", "offset", "cleared")
 )
 ORDER = pa.schema(
     [(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64()), (DELETED, pa.bool_())]
@@ -74,19 +74,18 @@ class DeltaFormat:
 
     def digests(self, chunk: Chunk, rows: pa.Table, record: IntArray) -> Digests | None:
         """The digests of rows that have the table's types; ``record`` is the record of each."""
-        if self.recipe is None:
-            return None
-        offsets = chunk.offset[record] if self.recipe.offset else None
-        return Digests(row_digests(rows, offsets, self.recipe), str(self.recipe))
+        return None if self.recipe is None else digests_of(chunk, rows, record, self.recipe)
 
     @property
     def staged(self) -> FileFormat:
         """The files that tasks write: those of the table, or those to be merged into it."""
-        if self.keys:
-            whole = pa.schema([*self.schema, *ORDER])
-            return FileFormat("parquet", (), whole, self.target_bytes)
-        columns = parse_partition_by(self.partition_by)
-        return FileFormat("parquet", columns, self.schema, self.target_bytes)
+        columns = () if self.keys else parse_partition_by(self.partition_by)
+        return FileFormat("parquet", columns, self.staged_schema, self.target_bytes)
+
+    @property
+    def staged_schema(self) -> pa.Schema:
+        """The columns of these files."""
+        return pa.schema([*self.schema, *ORDER]) if self.keys else self.schema
 
 
 class DeltaTask(FilesTask):
@@ -106,17 +105,13 @@ class DeltaTask(FilesTask):
 
     def add(self, chunk: Chunk) -> list[Rejection]:
         """Write the rows of a chunk, and return the records that cannot be written."""
-        if not chunk.rows.num_rows and not (self._keys and len(chunk.delete_record)):
-            return []
-        rows, record, deleted, refused = accepted(self._table, chunk)
-        good = ~np.isin(record, [one.record for one in refused])
+        formed = prepare(self._table, chunk)
         if self._keys:
-            rows = ordered(rows, chunk, record, deleted)
-            self._tombstones += int(deleted[good].sum())
-        kept = replace(chunk, rows=rows.filter(pa.array(good)), row_record=record[good])
+            self._tombstones += int(formed.rows[DELETED].to_numpy().sum())
+        kept = replace(chunk, rows=formed.rows, row_record=formed.row_record)
         more = super().add(kept)
         self._add_digests(kept, [one.record for one in more])
-        return sorted([*refused, *more])
+        return sorted([*formed.rejections[len(chunk.rejections) :], *more])
 
     def _add_digests(self, chunk: Chunk, refused: Sequence[int]) -> None:
         digests = self._table.digests(chunk, chunk.rows, chunk.row_record)
@@ -149,31 +144,30 @@ class DeltaTask(FilesTask):
         )
 
 
-class Accepted(NamedTuple):
-    """The rows that records become in the table, and tombstones.
-
-    Attributes:
-        rows: with the table's types, those of refused records, too.
-        record: of each row.
-        deleted: true for a tombstone, which has its key only.
-        refused: records that cannot be written.
-    """
-
-    rows: pa.Table
-    record: IntArray
-    deleted: npt.NDArray[np.bool_]
-    refused: list[Rejection]
+def form_of(form: DeltaFormat) -> Form:
+    """What records become in a table."""
+    return Form(
+        of=partial(prepare, form),
+        recipe=form.recipe_of_rows,
+        keys=form.keys,
+        version=form.version,
+    )
 
 
-def accepted(form: DeltaFormat, chunk: Chunk) -> Accepted:
-    """Rows and tombstones of a chunk, in the order of their records."""
+def prepare(form: DeltaFormat, chunk: Chunk) -> Formed[pa.Table]:
+    """Rows and tombstones of a chunk, in the order of their records, with the table's types; those
+    of an upsert with the columns of :data:`ORDER`. A tombstone has its key only."""
+    if not chunk.rows.num_rows and not (form.keys and len(chunk.delete_record)):
+        return Formed(form.staged_schema.empty_table(), chunk.row_record, chunk.rejections)
     rows = rows_with_source(chunk) if form.keep_source else chunk.rows
     rows, record, deleted, bad = with_tombstones(chunk, rows, form.keys)
     rows = conform(rows, form.schema)
     refuse_missing_keys(rows, deleted, form.keys, form.version, bad)
     for row, reason in _unpartitioned(form, rows).items():
         bad.setdefault(row, reason)
-    return Accepted(rows, record, deleted == 1, rejections_of(record, bad))
+    if form.keys:
+        rows = _ordered(rows, chunk, record, deleted == 1)
+    return Formed(rows, record, chunk.rejections).without(rejections_of(record, bad))
 
 
 def _unpartitioned(form: DeltaFormat, rows: pa.Table) -> dict[int, str]:
@@ -197,7 +191,7 @@ def _refusal(form: DeltaFormat, name: str, text: str) -> str:
     return ""
 
 
-def ordered(rows: pa.Table, chunk: Chunk, record: IntArray, deleted: Any) -> pa.Table:
+def _ordered(rows: pa.Table, chunk: Chunk, record: IntArray, deleted: Any) -> pa.Table:
     """Rows with the columns of :data:`ORDER`."""
     index = pa.array(chunk.partition[record])
     topics = pa.array([tp.topic for tp in chunk.partitions], pa.string()).take(index)

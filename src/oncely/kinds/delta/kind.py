@@ -10,6 +10,7 @@ from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -17,6 +18,12 @@ def _destination(parts: Parts) -> Destination:
 
     sink: Any = parts.settings.sink
     return DeltaDestination(parts.settings, sink, parts.files_connect, parts.delta_connect)
+
+
+def _trial() -> Trial:
+    from oncely.kinds.delta.trial import TRIAL
+
+    return TRIAL
 
 
 KIND = Kind(
@@ -42,4 +49,5 @@ KIND = Kind(
     ),
     commits="ranges",
     replays_beside_store=True,
+    trial=_trial,
 )

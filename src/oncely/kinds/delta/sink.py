@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
 from oncely.errors import ConfigError, TableMismatch, check
-from oncely.kinds.base import stage_rows
-from oncely.kinds.delta.form import CLEARED, DELETED, DeltaFormat, DeltaTask, newest
+from oncely.kinds.base import DELETED, stage_rows
+from oncely.kinds.delta.form import CLEARED, DeltaFormat, DeltaTask, newest
 from oncely.kinds.delta.ledger import FOLDER, DeltaLedger, State
 from oncely.kinds.file_format import WrittenFile, read_receipt
 from oncely.kinds.partitions import check_types, is_cut, parse_partition_by

@@ -321,7 +321,7 @@ class _Output:
             raise
 
     def _count(self, chunk: Chunk, refused: Sequence[Rejection]) -> None:
-        self.rejects += chunk.dead_letters(refused) if refused else []
+        self.rejects += chunk.letters(refused)
         bad = np.isin(chunk.row_record, [one.record for one in refused])
         for one in chunk.counts(chunk.row_record[~bad], refused).values():
             self.counts += one

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
 from oncely.config import JsonDecode
+from oncely.kinds.base import Form
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
 from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, Topics
 from oncely.kinds.partitions import parse_partition_by
+from oncely.kinds.staged_files import sampled
 from oncely.kinds.topic_destination import TopicDestination
 from oncely.kinds.topic_publishing import TopicReplay
 from oncely.stores.objects.store import Connect as FilesConnect
@@ -73,6 +76,10 @@ class FilesDestination(TopicDestination[FilesSink]):
             create=given.create,
             max_staging_age=given.max_staging_age,
         )
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Rows; the columns of a sample are inferred as by a task that knows no schema yet."""
+        return Form(sampled=partial(sampled, self.sink(schema).form))
 
     @property
     def late_delete(self) -> str | None:

@@ -11,6 +11,8 @@ from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
+    from oncely.kinds.files.manifest import Contents
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -20,6 +22,18 @@ def _destination(parts: Parts) -> Destination:
     return FilesDestination(
         parts.settings, sink, parts.source, parts.kafka_connect, parts.files_connect
     )
+
+
+def _listed(parts: Parts) -> Contents:
+    from oncely.kinds.files.table import table_of
+
+    return table_of(parts).look()
+
+
+def _trial() -> Trial:
+    from oncely.kinds.files.trial import TRIAL
+
+    return TRIAL
 
 
 KIND = Kind(
@@ -47,4 +61,6 @@ KIND = Kind(
     ledger="source",
     ledger_key=lambda _: "source.brokers",
     silent_after=(Unavailable,),
+    listed=_listed,
+    trial=_trial,
 )

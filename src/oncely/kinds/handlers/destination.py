@@ -12,7 +12,7 @@ import pyarrow as pa
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.kinds.base import Discard
+from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
@@ -77,6 +77,11 @@ class HandlersDestination:
     @property
     def _ledger(self) -> SqlLedger:
         return self.bare_sink.ledger
+
+    def form(self, schema: pa.Schema) -> Form:
+        """The rows of handlers; what they do with them is not known."""
+        del schema
+        return Form()
 
     def look(self) -> LedgerState:
         """Read the ledger; statements of handlers have ``sink.time_limit``."""

@@ -52,4 +52,5 @@ KIND = Kind(
     ),
     silent_after=(Unavailable, ConfigError),
     spans=False,
+    calls_handlers=True,
 )

@@ -19,7 +19,7 @@ from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMo
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
 from oncely.kinds.handlers.batch import Batch, Portion
-from oncely.kinds.sql_ledger import Refused, letters_of
+from oncely.kinds.sql_ledger import Refused
 from oncely.stores.sql.connection import BadData, Connection, LoanBroken
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import processing
@@ -124,7 +124,7 @@ class HandlersSink:
         """
         budget = CommitBudget(max_rejects, "decode, transform or handler")
         budget.spend(chunk.rejections)
-        refused, letters = list(chunk.rejections), letters_of(chunk, chunk.rejections)
+        refused, letters = list(chunk.rejections), chunk.letters(chunk.rejections)
         failures, told, turn = 0, "", _Turn(chunk.given_up)
         while True:
             attempt = _Attempt(self, chunk, fence, claim, refused, max_rejects, turn)
@@ -134,7 +134,7 @@ class HandlersSink:
             except Refused as error:
                 budget.spend(error.rejections)
                 refused += error.rejections
-                letters += letters_of(chunk, error.rejections)
+                letters += chunk.letters(error.rejections)
             except HandlerFailed as error:
                 failures += 1
                 if turn.to_tell() or error.reason != told:

@@ -16,18 +16,18 @@ position does not move, and the ledger topic gets an entry of the repair.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.core.batch import Chunk, Reject, Rewrite, Rewritten, replayed
+from oncely.core.batch import Rejection, Rewrite, Rewritten, replayed
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
@@ -37,7 +37,7 @@ from oncely.kafka.reader import Reader
 from oncely.kafka.transaction import Message
 from oncely.kinds import topic_dead_letters as dead_letter_messages
 from oncely.kinds.base import LETTERS_STAY, Judged, row_refused
-from oncely.kinds.kafka.form import Encoded, encode
+from oncely.kinds.kafka.form import digested, encode
 from oncely.kinds.kafka.format import SOURCE_HEADER
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_dead_letters import DeadLetters, Reading, replaying
@@ -65,18 +65,18 @@ def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
         return topics.topic_limits(sink.cluster.admin, there)
 
     chunk = judged.chunk
-    refused = chunk.rejections
+    refused: Sequence[Rejection] = chunk.rejections
     if not judged.traceable:  # its rows belong to no record, and none is skipped for a reject
         chunk = replace(chunk, rejections=())
-    encoded = encode(chunk, sink.form, limits)
+    formed = digested(encode(chunk, sink.form, limits), chunk, sink.form.recipe)
     if judged.traceable:
-        refused = encoded.rejections
-    elif encoded.rejections:
-        raise row_refused(encoded.rejections[0].reason, LETTERS_STAY)
-    found = {name: encoded.messages(at) for name, at in encoded.all.items()}
+        refused = formed.rejections
+    elif formed.rejections:
+        raise row_refused(formed.rejections[0].reason, LETTERS_STAY)
+    found = formed.rows.all
     failed = {one.record for one in refused}
-    digests = encoded.digests(chunk, sink.form.recipe)
-    changes = partial(replayed, chunk, judged.own(encoded.written, failed), failed, digests)
+    own = judged.own(formed.row_record, failed)
+    changes = partial(replayed, chunk, own, failed, formed.digests)
     return Passed(list(found), refused, lambda: found, changes=changes)
 
 
@@ -157,14 +157,6 @@ class Sources:
                 page[offset % _PAGE >> 3] |= 1 << (offset & 7)
 
 
-class _Sent(NamedTuple):
-    """What a transaction sends."""
-
-    encoded: Encoded
-    rejects: Sequence[Reject]
-    chunk: Chunk
-
-
 @dataclass
 class KafkaRewrites:
     """Sends lost records of an output topic whose records name their sources.
@@ -238,21 +230,23 @@ class KafkaRewrites:
             view, lost = now
             if not lost:
                 return Rewritten(0, 0, NO_RECORDS)
-            sent = self._encoded(work, lost)
+            ranges = normalize(OffsetRange(at, at + 1) for at in lost)
+            chunk = work.chunk.keep({work.partition: ranges})
+            formed = encode(chunk, self.sink.form, self.sink.limits)
             entry = work.expected
             fence = Fence(self.sink.pipeline_topics.pipeline, entry.epoch, entry.run)
             letters = dead_letter_messages.dead_letters(
-                sent.rejects, sizes[self.sink.rejects_topic], fence
+                chunk.letters(formed.rejections), sizes[self.sink.rejects_topic], fence
             )
             writer.begin()
-            for topic, wanted in sent.encoded.all.items():
-                writer.send(topic, sent.encoded.messages(wanted))
+            for topic, messages in formed.rows.all.items():
+                writer.send(topic, messages)
             writer.send(self.sink.rejects_topic, letters)
             writer.send(
                 self._cluster.pipeline_topics.ledger_topic, [self._amendment(view, work, lost)]
             )
             writer.commit()
-        counts = sent.chunk.counts(sent.encoded.written, sent.encoded.rejections)
+        counts = formed.counts(chunk)
         return Rewritten(0, 0, counts.get(work.partition, NO_RECORDS))
 
     def remove_beyond(
@@ -292,13 +286,6 @@ class KafkaRewrites:
         with closing(Reading(self._cluster.pipeline_topics, position, ends).letters()) as waiting:
             kept = {one.origin for one in waiting}
         return [at for at in wanted if (tp, at) not in kept]
-
-    def _encoded(self, work: Rewrite, lost: Collection[int]) -> _Sent:
-        ranges = normalize(OffsetRange(at, at + 1) for at in lost)
-        chunk = work.chunk.keep({work.partition: ranges})
-        encoded = encode(chunk, self.sink.form, self.sink.limits)
-        rejects = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
-        return _Sent(encoded, rejects, chunk)
 
     def _amendment(self, view: View, work: Rewrite, lost: Sequence[int]) -> Message:
         before = view.rewritten.get(work.partition)

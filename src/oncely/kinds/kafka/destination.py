@@ -13,8 +13,10 @@ import pyarrow as pa
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
+from oncely.kinds.base import Form
 from oncely.kinds.destination import SinkFacts
 from oncely.kinds.kafka.change import KafkaRewrites, refuse_compacted, replay_into_topics
+from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
@@ -74,6 +76,11 @@ class KafkaDestination(TopicDestination[KafkaSink]):
             partitions=given.partitions,
             source_topics=self.settings.source.topics,
         )
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Keys and values of messages."""
+        sink = self.sink(schema)
+        return form_of(sink.form, sink.limits)
 
     def new_partitions(self, sink: KafkaSink) -> Mapping[str, int]:
         """Those of the output topic."""

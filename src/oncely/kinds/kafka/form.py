@@ -9,7 +9,7 @@ compression: it fits with any codec.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from time import time
 
@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Batch, Chunk, IntArray, Packet, Rejection, Staged
-from oncely.core.digest import Digests, Recipe, digest_sum
+from oncely.core.batch import Batch, Chunk, Formed, IntArray, Packet, Rejection, Staged
+from oncely.core.digest import Recipe, digest_sum
 from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import BATCH_HEAD, Columns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
+from oncely.kinds.base import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.kafka import arrow_json
-from oncely.kinds.kafka.format import SOURCE_HEADER, RecordFormat, header_lists
+from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, header_lists
 from oncely.kinds.tables import keys_like_rows, rejections_of
 from oncely.kinds.topic_publishing import InTime, Load
 
@@ -40,54 +40,34 @@ Limits = Callable[[Sequence[str]], Mapping[str, TopicLimits]]
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The messages of a chunk, encoded.
+class Messages:
+    """Encoded messages, as columns.
 
     Attributes:
-        record: per message, the record it came from (int64), ascending.
-        topic, key, value, headers: per message; ``headers`` None when no message has any.
-        rejections: the chunk's rejections, and those of records that cannot be written.
-        limits: the limits of the sink's topics.
+        topic, key, value, headers: per message; ``headers`` None when no message has any. A
+            message without a topic is never written.
         only: the topic of all messages, if there is only one.
         timestamps: per message, in ms since 1970; None where it is now. None: all are.
     """
 
-    record: IntArray
     topic: Sequence[str | None]
     key: pa.LargeBinaryArray
     value: pa.LargeBinaryArray
     headers: Sequence[Sequence[tuple[str, bytes | None]]] | None
-    rejections: tuple[Rejection, ...] = ()
-    limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     only: str | None = None
     timestamps: Sequence[int | None] | None = None
 
-    @classmethod
-    def nothing(cls, rejections: tuple[Rejection, ...] = ()) -> Encoded:
-        """A result without messages."""
-        return cls(np.array([], dtype=np.int64), (), _NONE, _NONE, None, rejections)
-
-    def of(self, chunk: Chunk, tp: TopicPartition) -> dict[str, IntArray]:
-        """The messages of one topic-partition, in order, by their output topic."""
-        if not len(self.record):
-            return {}
-        mine = chunk.partition[self.record] == chunk.partitions.index(tp)
-        return self._by_topic(np.flatnonzero(mine))
-
-    @property
-    def written(self) -> IntArray:
-        """Per message that is written, its record."""
-        bad = [one.record for one in self.rejections]
-        return self.record[~np.isin(self.record, bad)] if bad else self.record
-
-    def digests(self, chunk: Chunk, recipe: Recipe) -> Digests:
-        """The digests of the messages that are written."""
-        table = self.contents(recipe)
-        if self.rejections:
-            bad = [one.record for one in self.rejections]
-            table = table.filter(pa.array(~np.isin(self.record, bad)))
-        offsets = chunk.offset[self.written] if recipe.offset else None
-        return Digests(row_digests(table, offsets, recipe), str(recipe))
+    def filter(self, mask: pa.BooleanArray) -> Messages:
+        """The messages for which the mask is true."""
+        kept = np.flatnonzero(mask).tolist()
+        return Messages(
+            [self.topic[at] for at in kept],
+            self.key.filter(mask),
+            self.value.filter(mask),
+            self.headers and [self.headers[at] for at in kept],
+            self.only,
+            self.timestamps and [self.timestamps[at] for at in kept],
+        )
 
     def contents(self, recipe: Recipe) -> pa.Table:
         """The columns of the recipe."""
@@ -96,21 +76,21 @@ class Encoded:
             columns["topic"] = pa.array(self.topic, pa.string())
         return pa.table(columns)
 
-    @property
-    def all(self) -> dict[str, IntArray]:
-        """All messages, in order, by their output topic."""
-        return self._by_topic(np.arange(len(self.record)))
-
-    def _by_topic(self, wanted: IntArray) -> dict[str, IntArray]:
-        if self.only is not None and not self.rejections:
+    def by_topic(self, wanted: IntArray) -> dict[str, IntArray]:
+        """The messages at these indices, in order, by their topic."""
+        if self.only is not None:
             return {self.only: wanted} if len(wanted) else {}
-        bad = {one.record for one in self.rejections}
         by_topic: dict[str, list[int]] = {}
         for at in wanted.tolist():
-            topic = self.topic[at]
-            if topic is not None and int(self.record[at]) not in bad:
+            if (topic := self.topic[at]) is not None:
                 by_topic.setdefault(topic, []).append(at)
         return {topic: np.array(own, dtype=np.int64) for topic, own in by_topic.items()}
+
+    @property
+    def all(self) -> dict[str, list[Message]]:
+        """All messages, in order, by their topic."""
+        wanted = self.by_topic(np.arange(len(self.topic)))
+        return {topic: self.messages(at) for topic, at in wanted.items()}
 
     def messages(self, at: IntArray) -> list[Message]:
         """The messages at these indices, with headers."""
@@ -131,10 +111,25 @@ class Encoded:
         return Columns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
 
 
-def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
+def digested(formed: Formed[Messages], chunk: Chunk, recipe: Recipe) -> Formed[Messages]:
+    """With the digests of the messages."""
+    contents = formed.rows.contents(recipe)
+    return replace(formed, digests=digests_of(chunk, contents, formed.row_record, recipe))
+
+
+def of_partition(formed: Formed[Messages], chunk: Chunk, tp: TopicPartition) -> dict[str, IntArray]:
+    """The indices of the messages of one topic-partition of a chunk, in order, by their topic."""
+    if not len(formed.row_record):
+        return {}
+    mine = chunk.partition[formed.row_record] == chunk.partitions.index(tp)
+    return formed.rows.by_topic(np.flatnonzero(mine))
+
+
+def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Formed[Messages]:
     """Encode a chunk's rows, and its deletes as tombstones, in the order of their records."""
     if not chunk.rows.num_rows and not len(chunk.delete_record):
-        return Encoded.nothing(chunk.rejections)
+        none = np.array([], dtype=np.int64)
+        return Formed(Messages((), _NONE, _NONE, None), none, chunk.rejections)
     rows, bad = _values(chunk, form)
     keys = form.keys(chunk.rows) if chunk.rows.num_rows else _NONE
     topics = form.topics(chunk.rows) if chunk.rows.num_rows else []
@@ -156,9 +151,22 @@ def encode(chunk: Chunk, form: RecordFormat, limits: Limits) -> Encoded:
     distinct = {form.topic} if form.topic is not None else set(topics)
     known = limits(sorted(one for one in distinct if one and not form.refused_topic(one)))
     times = _times(chunk, form, record)
-    found = Encoded(record, topics, keys, rows, headers, (), known, form.topic, times)
-    refused = {one.record: one for one in (*_unwritable(found, form), *bad, *chunk.rejections)}
-    return replace(found, rejections=tuple(refused[at] for at in sorted(refused)))
+    found = Formed(Messages(topics, keys, rows, headers, form.topic, times), record)
+    unwritable = _unwritable(found, form, known)
+    refused = {one.record: one for one in (*unwritable, *bad, *chunk.rejections)}
+    return found.without([refused[at] for at in sorted(refused)])
+
+
+def form_of(form: RecordFormat, limits: Limits) -> Form:
+    """What records become in topics: the keys and values of messages."""
+    # What a timestamp's distance from the clock was at the time of the write is not known.
+    timeless = replace(form, source_timestamp=False)
+
+    def of(chunk: Chunk) -> Formed[pa.Table]:
+        found = encode(chunk, timeless, limits)
+        return Formed(found.rows.contents(CONTENT), found.row_record, found.rejections)
+
+    return Form(of=of, recipe=form.recipe, lacks_are_null=False)
 
 
 def _deleted(deletes: pa.Table, form: RecordFormat) -> tuple[pa.LargeBinaryArray, dict[int, str]]:
@@ -227,27 +235,29 @@ def _why(rows: pa.Table, form: RecordFormat, error: Exception) -> str:
     return unexpected(error)
 
 
-def _unwritable(found: Encoded, form: RecordFormat) -> list[Rejection]:
+def _unwritable(
+    found: Formed[Messages], form: RecordFormat, known: Mapping[str, TopicLimits]
+) -> list[Rejection]:
     """Records whose topic is missing, or does not accept them."""
-    now = int(time() * 1000)
-    sole = found.limits.get(found.only or "")
-    if sole is not None and _all_accepted(found, sole, now):
+    now, rows = int(time() * 1000), found.rows
+    sole = known.get(rows.only or "")
+    if sole is not None and _all_accepted(rows, sole, now):
         return []
     bad = []
-    for at, message in enumerate(found.messages(np.arange(len(found.record)))):
-        topic = found.topic[at]
-        limits = found.limits.get(topic or "")
-        reason = (found.only is None and form.refused_topic(topic)) or ""
+    for at, message in enumerate(rows.messages(np.arange(len(rows.topic)))):
+        topic = rows.topic[at]
+        limits = known.get(topic or "")
+        reason = (rows.only is None and form.refused_topic(topic)) or ""
         if not reason and limits is None:
             reason = f"no such topic: {topic!r}"
         elif not reason and limits is not None:
             reason = _refusal(message, topic, limits, now)
         if reason:
-            bad.append(Rejection(int(found.record[at]), "write", reason))
+            bad.append(Rejection(int(found.row_record[at]), "write", reason))
     return bad
 
 
-def _all_accepted(found: Encoded, limits: TopicLimits, now: int) -> bool:
+def _all_accepted(found: Messages, limits: TopicLimits, now: int) -> bool:
     """True if the only topic surely accepts all messages: none of them need be looked at."""
     if found.headers is not None or (limits.keyed and found.key.null_count):
         return False
@@ -345,12 +355,10 @@ def _encoded(rows: pa.Table, form: RecordFormat, limits: Limits) -> pa.Table:
     found = encode(chunk, form, limits)
     if found.rejections:
         raise row_refused(found.rejections[0].reason, NO_SINGLE_RECORD)
-    topics = pa.array(_topics(found), SCHEMA.field("topic").type)
-    return pa.table([topics, found.key, found.value], schema=SCHEMA)
-
-
-def _topics(found: Encoded) -> Sequence[str | None]:
-    return found.topic if found.only is None else [None] * len(found.topic)
+    messages = found.rows
+    topics = messages.topic if messages.only is None else [None] * len(messages.topic)
+    of_each = pa.array(topics, SCHEMA.field("topic").type)
+    return pa.table([of_each, messages.key, messages.value], schema=SCHEMA)
 
 
 def _by_topic(messages: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:

@@ -10,6 +10,7 @@ from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -21,6 +22,12 @@ def _destination(parts: Parts) -> Destination:
 
 def _ledger_key(sink: KafkaSinkSettings) -> str:
     return "source.brokers" if sink.brokers is None else "sink.brokers"
+
+
+def _trial() -> Trial:
+    from oncely.kinds.kafka.trial import TRIAL
+
+    return TRIAL
 
 
 KIND = Kind(
@@ -51,4 +58,5 @@ KIND = Kind(
     ledger_key=_ledger_key,
     silent_after=(Unavailable,),
     group_is_ledger=True,
+    trial=_trial,
 )

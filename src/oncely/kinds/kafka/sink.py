@@ -17,7 +17,14 @@ from oncely.errors import ConfigError, check
 from oncely.kafka import producer_settings, topics
 from oncely.kafka.sender import Sender
 from oncely.kinds import topic_dead_letters as dead_letter_messages
-from oncely.kinds.kafka.form import Encoded, PackedMessages, encode, packets
+from oncely.kinds.kafka.form import (
+    Messages,
+    PackedMessages,
+    digested,
+    encode,
+    of_partition,
+    packets,
+)
 from oncely.kinds.kafka.format import RecordFormat
 from oncely.kinds.topic_publishing import Publisher
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
@@ -189,14 +196,12 @@ class KafkaSink:
         check(not self.by_batch, "a run of batch commit writes records by publishing them")
         # Created before a transaction begins: its time is limited, and dead letters are fetched
         # from the broker.
-        encoded = encode(chunk, self.form, self.limits)
-        CommitBudget(max_rejects, "decode, transform or topics").spend(encoded.rejections)
-        found = chunk.dead_letters(encoded.rejections) if encoded.rejections else []
-        check(len(found) == len(encoded.rejections), "a rejection has no dead letter")
-        digests = encoded.digests(chunk, self.form.recipe)
-        counts = chunk.counts(encoded.written, encoded.rejections, digests)
-        messages = {tp: encoded.of(chunk, tp) for tp in chunk.ranges}
-        outgoing = _Outgoing(self, encoded, messages, found, fence)
+        formed = encode(chunk, self.form, self.limits)
+        CommitBudget(max_rejects, "decode, transform or topics").spend(formed.rejections)
+        letters = chunk.letters(formed.rejections)
+        counts = digested(formed, chunk, self.form.recipe).counts(chunk)
+        places = {tp: of_partition(formed, chunk, tp) for tp in chunk.ranges}
+        outgoing = _Outgoing(self, formed.rows, places, letters, fence)
         if claim is None:
             for tp in sorted(chunk.ranges):
                 outgoing.write(tp)
@@ -270,8 +275,8 @@ class _Outgoing:
     """A chunk on its way: messages by partition and topic, and dead letters."""
 
     sink: KafkaSink
-    encoded: Encoded
-    messages: Mapping[TopicPartition, Mapping[str, IntArray]]
+    messages: Messages
+    places: Mapping[TopicPartition, Mapping[str, IntArray]]
     rejects: Sequence[Reject]
     fence: Fence
 
@@ -300,15 +305,15 @@ class _Outgoing:
     def _sizes(self, tp: TopicPartition) -> dict[str, int]:
         """``max.message.bytes`` of the topics that are written to."""
         rejects = [self.sink.rejects_topic] if self._of(tp) else []
-        return self.sink.largest([*self.messages[tp], *rejects])
+        return self.sink.largest([*self.places[tp], *rejects])
 
     def _send(self, writer: Sender, tp: TopicPartition, sizes: Mapping[str, int]) -> None:
         """Queue messages, in bulk if none has headers or a timestamp."""
-        for topic, wanted in self.messages[tp].items():
-            if self.encoded.plain:
-                writer.send_columns(topic, self.encoded.columns(wanted))
+        for topic, wanted in self.places[tp].items():
+            if self.messages.plain:
+                writer.send_columns(topic, self.messages.columns(wanted))
             else:
-                writer.send(topic, self.encoded.messages(wanted))
+                writer.send(topic, self.messages.messages(wanted))
         if rejects := self._of(tp):
             topic = self.sink.rejects_topic
             writer.send(topic, dead_letter_messages.dead_letters(rejects, sizes[topic], self.fence))

@@ -32,15 +32,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 
-from oncely.core.batch import Reject, Rejection, Rewrite, Rewritten, add_up, changed, replayed
+import pyarrow as pa
+
+from oncely.core.batch import (
+    Formed,
+    Reject,
+    Rejection,
+    Rewrite,
+    Rewritten,
+    add_up,
+    changed,
+    replayed,
+)
 from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
 from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
-from oncely.kinds.sql.form import Prepared, as_stored
-from oncely.kinds.sql.sink import Contents, SqlSink
+from oncely.kinds.sql.form import as_stored
+from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Target
 from oncely.kinds.sql.write import write_rows
 from oncely.kinds.sql_ledger import Refused
@@ -141,15 +152,17 @@ class SqlRewrites:
     def _rewrite(self, work: Rewrite) -> Rewritten:
         if self.unfit and (records := {*work.chunk.row_record, *work.chunk.delete_record}):
             return self._leaving(work, {int(r): self.unfit.message for r in records})
-        contents = Contents.of(work.chunk, self.sink.prepared(work.chunk))
+        formed = self.sink.formed(work.chunk)
+        letters = work.chunk.letters(formed.rejections)
         while True:
-            sent = None if work.kind == "backfill" else self._sent(work, contents.prepared)
+            sent = None if work.kind == "backfill" else self._sent(work, formed)
             try:
-                return self._rewrite_once(work, contents, sent)
+                return self._rewrite_once(work, formed, letters, sent)
             except Refused as refused:
-                if rows := self._committed_rows(work, contents, refused):
+                if rows := self._committed_rows(work, formed, refused):
                     return self._leaving(work, rows)
-                contents = contents.without(refused)
+                formed = formed.without(refused.rejections)
+                letters += work.chunk.letters(refused.rejections)
 
     def _leaving(self, work: Rewrite, refused: Mapping[int, str]) -> Rewritten:
         """Rewrite all but some refused records."""
@@ -160,7 +173,7 @@ class SqlRewrites:
         return done._replace(refused={**reasons, **done.refused})
 
     def _committed_rows(
-        self, work: Rewrite, contents: Contents, refused: Refused
+        self, work: Rewrite, formed: Formed[pa.Table], refused: Refused
     ) -> dict[int, str]:
         """Those of the refused records that the ledger does not count as dead letters, with the
         reason: their ranges would have more than it counts. A backfill changes its counts."""
@@ -168,7 +181,7 @@ class SqlRewrites:
             return {}
         ledger, tp = self.sink.ledger, work.partition
         at = {one.record: int(work.chunk.offset[one.record])
-              for one in (*refused.rejections, *contents.prepared.rejections)}  # fmt: skip
+              for one in (*refused.rejections, *formed.rejections)}  # fmt: skip
         found: dict[int, str] = {}
         with ledger.looking() as look:
             ranges = ledger.history.containing(
@@ -183,18 +196,18 @@ class SqlRewrites:
                               if at[r.record] in range_}  # fmt: skip
         return found
 
-    def _sent(self, work: Rewrite, prepared: Prepared) -> tuple[Recipe, int] | None:
+    def _sent(self, work: Rewrite, formed: Formed[pa.Table]) -> tuple[Recipe, int] | None:
         """The recipe of all columns, and the digest of rows that the table returns as they were
         sent; None if it is not known, or later records may have replaced them."""
         sink = self.sink
-        if sink.target is None or sink.target.keys or not prepared.rows.num_rows:
+        if sink.target is None or sink.target.keys or not formed.rows.num_rows:
             return None
         recipe = sink.target.recipe_of_rows(sink.keep_source, Kind(STORED))
         with sink.ledger.looking() as look:
-            rows, unknown = as_stored(look, sink.target, prepared.rows, recipe)
+            rows, unknown = as_stored(look, sink.target, formed.rows, recipe)
         if unknown:
             return None
-        offsets = work.chunk.offset[prepared.row_record] if recipe.offset else None
+        offsets = work.chunk.offset[formed.row_record] if recipe.offset else None
         return recipe, digest_sum(row_digests(rows, offsets, recipe))
 
     def _refuse_changed(
@@ -218,19 +231,22 @@ class SqlRewrites:
             )
 
     def _rewrite_once(
-        self, work: Rewrite, contents: Contents, sent: tuple[Recipe, int] | None
+        self,
+        work: Rewrite,
+        formed: Formed[pa.Table],
+        letters: Sequence[Reject],
+        sent: tuple[Recipe, int] | None,
     ) -> Rewritten:
         ledger, tp = self.sink.ledger, work.partition
-        _, prepared, letters = contents
-        counts = prepared.counts(work.chunk).get(tp, NO_RECORDS)
+        counts = formed.counts(work.chunk).get(tp, NO_RECORDS)
         with ledger.transaction(self._fence(work.expected)) as ours:
             self.sink.dialect.lock_for_rewrite(ours, self.sink.pipeline)
             removed = Removed(ledger.tables, keep=work.kind == "repair")
             rejects = ledger.dead_letters.remove_within(ours, tp, work.offsets, removed)
             change = self._change(ours, work, counts, rejects)
             rows = self._remove_rows(ours, tp, work.offsets, removed)
-            done = self._write(ours, work, prepared)
-            if refused := done.rejections[len(prepared.rejections) :]:
+            done = self._write(ours, work, formed)
+            if refused := done.rejections[len(formed.rejections) :]:
                 raise Refused(refused)
             self._refuse_changed(ours, work, sent)
             ledger.dead_letters.add(ours, letters, work.expected.epoch)
@@ -305,17 +321,15 @@ class SqlRewrites:
         known = "" if digest is None else str(recipe)
         return Counts(counts.records, rows, rejects, filtered, digest, known)
 
-    def _write(self, ours: Connection, work: Rewrite, prepared: Prepared) -> Prepared:
+    def _write(self, ours: Connection, work: Rewrite, formed: Formed[pa.Table]) -> Formed[pa.Table]:
         def still_ours() -> None:
             now = self.sink.ledger.statements.entries(ours).get(work.partition)
             if now is None or (now.epoch, now.run) != (work.expected.epoch, work.expected.run):
                 raise PositionMoved(str(work.partition))
 
-        if not prepared.rows.num_rows:
-            return prepared
-        return write_rows(
-            ours, self.sink.dialect, self._target, prepared, still_ours, lambda _: None
-        )
+        if not formed.rows.num_rows:
+            return formed
+        return write_rows(ours, self.sink.dialect, self._target, formed, still_ours, lambda _: None)
 
     def _remove_rows(
         self,
@@ -424,35 +438,35 @@ class SqlReplay:
         sink = self.sink
         if sink.target is None:
             raise InvariantViolation("replay before bind")
-        prepared = sink.prepared(judged.chunk)
+        formed = sink.formed(judged.chunk)
         if not judged.traceable:
-            _none_refused(prepared.rejections[len(judged.chunk.rejections) :])
-        if prepared.rows.num_rows:
-            prepared = write_rows(
+            _none_refused(formed.rejections[len(judged.chunk.rejections) :])
+        if formed.rows.num_rows:
+            formed = write_rows(
                 ours,
                 sink.dialect,
                 sink.target,
-                prepared,
+                formed,
                 # The rejects are locked: no other process can have written these rows.
                 still_ours=lambda: None,
                 refused=(lambda _: None) if judged.traceable else _none_refused,
             )
-        failed = {one.record: one for one in prepared.rejections}
-        self._amend(ours, judged, prepared, failed, epoch)
+        failed = {one.record: one for one in formed.rejections}
+        self._amend(ours, judged, formed, failed, epoch)
         return failed
 
     def _amend(
         self,
         ours: Connection,
         judged: Judged,
-        prepared: Prepared,
+        formed: Formed[pa.Table],
         failed: Mapping[int, Rejection],
         epoch: int,
     ) -> None:
         chunk, history = judged.chunk, self.sink.ledger.history
-        record = judged.own(prepared.row_record, failed)
+        record = judged.own(formed.row_record, failed)
         containing = partial(history.containing, ours)
-        changes = replayed(chunk, record, failed, prepared.digests, containing)
+        changes = replayed(chunk, record, failed, formed.digests, containing)
         history.amend(ours, changes, epoch)
 
     def _settle(

@@ -17,7 +17,7 @@ from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import TableMismatch
-from oncely.kinds.base import Discard
+from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import (
     Check,
     Connections,
@@ -28,8 +28,9 @@ from oncely.kinds.destination import (
     SinkPlan,
 )
 from oncely.kinds.sql.change import SqlReplay, SqlRewrites
+from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
-from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql.sink import SqlSink, target_of
 from oncely.kinds.sql.table import Target, Wanted, create_statement, inspect
 from oncely.kinds.sql_ledger import (
     Needs,
@@ -140,6 +141,11 @@ class SqlDestination(TableDestination):
     def bare_sink(self) -> SqlSink:
         """The sink for work on the ledger alone."""
         return self.sink(pa.schema([]))
+
+    def form(self, schema: pa.Schema) -> Form:
+        """Rows with the types of the table."""
+        sink = self.sink(schema).bind()
+        return form_of(target_of(sink), sink.keep_source, sink.ledger.looking)
 
     def look(self) -> LedgerState:
         """Read the ledger."""

@@ -3,15 +3,17 @@ begins."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Chunk, IntArray, Rejection
-from oncely.core.claim import Counts
-from oncely.core.digest import STORED, Digests, Recipe
-from oncely.core.ranges import TopicPartition
+from oncely.core.batch import Chunk, Formed
+from oncely.core.digest import STORED, Kind, Recipe
+from oncely.kinds.base import DELETED, Form
 from oncely.kinds.sql.table import Target
 from oncely.kinds.tables import (
     refuse_missing_keys,
@@ -24,46 +26,17 @@ from oncely.stores.sql.connection import Connection
 from oncely.stores.sql.postgres_digest import stored_texts
 
 ORDINAL = "_oncely_ord"
-DELETED = "_oncely_deleted"
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Rows to send, and the rejections so far.
+def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Formed[pa.Table]:
+    """Merge rows and tombstones, cast them, and reject values that cannot be cast.
 
-    Attributes:
-        rows: cast to the target's types; for an upsert in record order, tombstones among them (null
+    Returns:
+        Rows of the target's types; for an upsert in record order, tombstones among them (null
             except for the keys), with the columns ORDINAL and DELETED.
-        row_record: per row, its record.
-        rejections: all rejections so far.
-        digests: of the rows, in the types of the table; None if they are not computed.
     """
-
-    rows: pa.Table
-    row_record: IntArray
-    rejections: tuple[Rejection, ...]
-    digests: Digests | None = None
-
-    def without(self, rejections: list[Rejection]) -> Prepared:
-        """Without all rows of rejected records: a record is a reject or rows, never both."""
-        gone = np.array([r.record for r in rejections], dtype=np.int64)
-        keep = ~np.isin(self.row_record, gone)
-        return Prepared(
-            self.rows.filter(pa.array(keep)),
-            self.row_record[keep],
-            (*self.rejections, *rejections),
-            self.digests and self.digests._replace(of_row=self.digests.of_row[keep]),
-        )
-
-    def counts(self, chunk: Chunk) -> dict[TopicPartition, Counts]:
-        """The counts of a transaction with these rows, and their digests."""
-        return chunk.counts(self.row_record, self.rejections, self.digests)
-
-
-def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
-    """Merge rows and tombstones, cast them, and reject values that cannot be cast."""
     if target is None or not (chunk.rows.num_rows or len(chunk.delete_record)):
-        return Prepared(pa.table({}), np.array([], dtype=np.int64), chunk.rejections)
+        return Formed(pa.table({}), np.array([], dtype=np.int64), chunk.rejections)
     rows = rows_with_source(chunk) if keep_source else chunk.rows
     rows, row_record, deleted, bad_keys = with_tombstones(chunk, rows, target.keys)
     cast, bad = cast_rows(rows, target.fits)
@@ -72,8 +45,39 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Prepared:
         refuse_missing_keys(cast, deleted, target.keys, target.version, bad)
         cast = cast.append_column(ORDINAL, pa.array(np.arange(len(row_record))))
         cast = cast.append_column(DELETED, pa.array(deleted))
-    prepared = Prepared(cast, row_record, chunk.rejections)
-    return prepared.without(rejections_of(row_record, bad)) if bad else prepared
+    formed = Formed(cast, row_record, chunk.rejections)
+    return formed.without(rejections_of(row_record, bad))
+
+
+def form_of(
+    target: Target, keep_source: bool, looking: Callable[[], AbstractContextManager[Connection]]
+) -> Form:
+    """What records become in a table.
+
+    Args:
+        target: the table.
+        keep_source: rows contain their origin.
+        looking: opens a session without a transaction.
+    """
+    every = target.recipe_of_rows(keep_source, Kind(STORED))
+    others = replace(every, columns=tuple(one for one in every.columns if one[1].name == STORED))
+
+    def stored(rows: pa.Table, recipe: Recipe) -> tuple[pa.Table, list[int]]:
+        if all(kind.name != STORED for _, kind in recipe.columns):
+            return rows, []
+        with looking() as look:
+            return as_stored(look, target, rows, recipe)
+
+    return Form(
+        of=partial(prepare, target=target, keep_source=keep_source),
+        stored=stored,
+        # The rows of an upsert are not those of a range: no ledger has a digest of them.
+        recipe=every if target.keys else target.recipe(keep_source),
+        others=others if others.columns else None,
+        keys=target.keys,
+        version=target.version,
+        lacks_are_null=False,
+    )
 
 
 def as_stored(

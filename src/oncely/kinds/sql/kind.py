@@ -11,6 +11,7 @@ from oncely.kinds.sql.settings import SqlSinkSettings
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
+    from oncely.kinds.trial import Trial
 
 
 def _destination(parts: Parts) -> Destination:
@@ -33,6 +34,12 @@ def _unchecked(parts: Parts, beside: bool) -> str:
         "not checked: variables and files from which libpq takes passwords and certificates"
         " (PGPASSWORD, ~/.pgpass) must also be where the tasks run"
     )
+
+
+def _trial() -> Trial:
+    from oncely.kinds.sql.trial import TRIAL
+
+    return TRIAL
 
 
 KIND = Kind(
@@ -59,4 +66,5 @@ KIND = Kind(
     silent_after=(Unavailable, ConfigError),
     has_json=True,
     replays_beside_store=True,
+    trial=_trial,
 )

@@ -12,20 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Staged
+from oncely.core.batch import Batch, Chunk, CommitBudget, Formed, Packet, Reject, Staged
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
-from oncely.core.digest import Digests, digest_sum
+from oncely.core.digest import digest_sum
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
-from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
-from oncely.kinds.sql.form import Prepared, prepare
+from oncely.kinds.base import NO_SINGLE_RECORD, digests_of, row_digests, row_refused
+from oncely.kinds.sql.form import prepare
 from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
-from oncely.kinds.sql_ledger import Refused, letters_of
+from oncely.kinds.sql_ledger import Refused
 from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import (
     BadData,
@@ -124,27 +123,35 @@ class SqlSink:
         """
         check(self.target is not None or not chunk.rows.num_rows, "commit before bind")
         budget = CommitBudget(max_rejects, "decode, transform or table")
-        target, prepared = chunk.prepared.pop(_PREPARED, (None, None))
-        if prepared is None or target is not self.target:
-            prepared = self.prepared(chunk)
-        budget.spend(prepared.rejections)
-        contents = Contents.of(chunk, prepared)
+        target, formed = chunk.prepared.pop(_PREPARED, (None, None))
+        if formed is None or target is not self.target:
+            formed = self.formed(chunk)
+        budget.spend(formed.rejections)
+        # Dead letters are fetched from the broker outside of transactions: an idle transaction
+        # would be ended, and holds locks.
+        letters = chunk.letters(formed.rejections)
         while True:
             try:
-                return self._commit_once(contents, fence, claim, budget)
+                return self._commit_once(chunk, formed, letters, fence, claim, budget)
             except Refused as refused:
-                contents = contents.without(refused)
+                formed = formed.without(refused.rejections)
+                letters += chunk.letters(refused.rejections)
 
     def _commit_once(
-        self, contents: Contents, fence: Fence, claim: Claim | None, budget: CommitBudget
+        self,
+        chunk: Chunk,
+        formed: Formed[pa.Table],
+        letters: Sequence[Reject],
+        fence: Fence,
+        claim: Claim | None,
+        budget: CommitBudget,
     ) -> dict[TopicPartition, Counts]:
         """Execute one transaction.
 
         Raises:
             Refused: the database refuses rows; the transaction was rolled back.
         """
-        chunk, prepared, letters = contents
-        counts = prepared.counts(chunk)
+        counts = formed.counts(chunk)
         with self.ledger.transaction(fence) as ours:
 
             def still_ours() -> None:
@@ -153,12 +160,10 @@ class SqlSink:
                 if claim is not None and self.ledger.has_moved(ours, claim):
                     raise PositionMoved("written by another attempt")
 
-            done = prepared
-            if self.target is not None and prepared.rows.num_rows:
-                done = write_rows(
-                    ours, self.dialect, self.target, prepared, still_ours, budget.spend
-                )
-            if refused := done.rejections[len(prepared.rejections) :]:
+            done = formed
+            if self.target is not None and formed.rows.num_rows:
+                done = write_rows(ours, self.dialect, self.target, formed, still_ours, budget.spend)
+            if refused := done.rejections[len(formed.rejections) :]:
                 raise Refused(refused)
             self.ledger.dead_letters.add(ours, letters, fence.epoch)
             if claim is not None:
@@ -167,17 +172,15 @@ class SqlSink:
 
     def prepare_chunk(self, chunk: Chunk) -> None:
         """Convert the rows, and compute their digests."""
-        chunk.prepared[_PREPARED] = self.target, self.prepared(chunk)
+        chunk.prepared[_PREPARED] = self.target, self.formed(chunk)
 
-    def prepared(self, chunk: Chunk) -> Prepared:
+    def formed(self, chunk: Chunk) -> Formed[pa.Table]:
         """The rows to send, with their digests."""
         found = prepare(chunk, self.target, self.keep_source)
         recipe = None if self.target is None else self.target.recipe(self.keep_source)
         if recipe is None or not found.rows.num_rows:
             return found
-        offsets = chunk.offset[found.row_record] if recipe.offset else None
-        digests = Digests(row_digests(found.rows, offsets, recipe), str(recipe))
-        return replace(found, digests=digests)
+        return replace(found, digests=digests_of(chunk, found.rows, found.row_record, recipe))
 
     # -- batch commit --------------------------------------------------------------------------
 
@@ -190,31 +193,6 @@ class SqlSink:
         publish(self, batch, fence, claim)
 
 
-class Contents(NamedTuple):
-    """What one transaction writes: rows of a chunk, and the dead letters of its other records.
-
-    Dead letters are fetched from the broker outside of transactions: an idle transaction would be
-    ended, and holds locks.
-    """
-
-    chunk: Chunk
-    prepared: Prepared
-    letters: Sequence[Reject]
-
-    @classmethod
-    def of(cls, chunk: Chunk, prepared: Prepared) -> Contents:
-        """All rows that could be prepared."""
-        return cls(chunk, prepared, letters_of(chunk, prepared.rejections))
-
-    def without(self, refused: Refused) -> Contents:
-        """Without the refused rows, which become dead letters."""
-        return Contents(
-            self.chunk,
-            self.prepared.without(list(refused.rejections)),
-            [*self.letters, *letters_of(self.chunk, refused.rejections)],
-        )
-
-
 def pack(sink: SqlSink, rows: pa.Table) -> list[Packet]:
     """Cast rows to the table's types.
 
@@ -222,7 +200,7 @@ def pack(sink: SqlSink, rows: pa.Table) -> list[Packet]:
         Stopped: a value does not fit. After a transform a row belongs to no single record, so it
             cannot become a reject.
     """
-    target = _target(sink)
+    target = target_of(sink)
     cast, bad = cast_rows(rows.select(target.columns), target.fits)
     if bad:
         raise row_refused(next(iter(bad.values())), NO_SINGLE_RECORD)
@@ -240,7 +218,7 @@ def publish(sink: SqlSink, batch: Batch, fence: Fence, claim: Claim | None) -> N
     Raises:
         PositionMoved: the ledger has moved; nothing was published.
     """
-    target = _target(sink)
+    target = target_of(sink)
     with sink.ledger.transaction(fence) as ours:
         if claim is not None and claim.query is not None:
             # First: a takeover locks in the same order.
@@ -303,7 +281,8 @@ def _move_query(ours: Connection, sink: SqlSink, fence: Fence, query: QueryBatch
     sink.ledger.statements.note_query(ours, query)
 
 
-def _target(sink: SqlSink) -> Target:
+def target_of(sink: SqlSink) -> Target:
+    """The table to which the sink is bound."""
     if sink.target is None:
         raise InvariantViolation("a batch before bind")
     return sink.target

@@ -18,9 +18,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import IntArray, Rejection
+from oncely.core.batch import Formed, IntArray, Rejection
 from oncely.errors import TableMismatch, WrongInput
-from oncely.kinds.sql.form import DELETED, ORDINAL, Prepared
+from oncely.kinds.base import DELETED
+from oncely.kinds.sql.form import ORDINAL
 from oncely.kinds.sql.table import Target, check_unaltered
 from oncely.stores.sql.connection import (
     BadData,
@@ -42,10 +43,10 @@ def write_rows(
     connection: Connection,
     dialect: Dialect,
     target: Target,
-    prepared: Prepared,
+    formed: Formed[pa.Table],
     still_ours: Callable[[], None],
     refused: Callable[[Sequence[Rejection]], None],
-) -> Prepared:
+) -> Formed[pa.Table]:
     """Write the rows; refused ones become rejections, each with all rows of its record.
 
     Rows that were encoded for other types than the table has are not written, and refusals of such
@@ -55,12 +56,12 @@ def write_rows(
         The written rows and the rejections.
     """
     writer = RowWriter(dialect, target)
-    writer.begin(connection, ordered=DELETED in prepared.rows.column_names)
+    writer.begin(connection, ordered=DELETED in formed.rows.column_names)
     still_right = _still_right(still_ours, partial(check_unaltered, dialect, connection, target))
-    bad = _write_once(connection, writer, prepared, still_right, refused)
+    bad = _write_once(connection, writer, formed, still_right, refused)
     writer.end(connection)
     check_unaltered(dialect, connection, target, writer.types)
-    return prepared.without(bad) if bad else prepared
+    return formed.without(bad)
 
 
 def _still_right(
@@ -82,30 +83,30 @@ def _still_right(
 def _write_once(
     connection: Connection,
     writer: RowWriter,
-    prepared: Prepared,
+    formed: Formed[pa.Table],
     still_right: Callable[[], None],
     refused: Callable[[Sequence[Rejection]], None],
 ) -> list[Rejection]:
     """Write the rows that the table accepts; returns a rejection for each record of other rows."""
     bad: list[Rejection] = []
-    first = np.flatnonzero(np.diff(prepared.row_record, prepend=-1))  # row of each record
+    first = np.flatnonzero(np.diff(formed.row_record, prepend=-1))  # row of each record
 
     def refuse(at: int, reason: str) -> None:
-        bad.append(Rejection(int(prepared.row_record[first[at]]), "write", reason))
+        bad.append(Rejection(int(formed.row_record[first[at]]), "write", reason))
         refused(bad[-1:])
 
     def insert(rows: pa.Table) -> None:
-        writer.insert(connection, rows, last=rows.num_rows == prepared.rows.num_rows)
+        writer.insert(connection, rows, last=rows.num_rows == formed.rows.num_rows)
 
     insert_or_isolate(
         connection,
         insert,
-        prepared.rows,
+        formed.rows,
         still_right,
         refuse,
         partial(writer.insert_each, connection),
         first=first,
-        separately=writer.separately(prepared.rows),
+        separately=writer.separately(formed.rows),
     )
     return bad
 

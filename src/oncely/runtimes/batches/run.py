@@ -290,12 +290,7 @@ class BatchRun:
         return f"oncely {self.takeovers.name}: batch {number}: {shown}{more}"
 
     def _committed(
-        self,
-        number: int,
-        ranges: Ranges,
-        outcomes: list[Outcome],
-        began: float,
-        seconds: Seconds,
+        self, number: int, ranges: Ranges, outcomes: list[Outcome], began: float, seconds: Seconds
     ) -> None:
         """Tell what a batch has committed.
 

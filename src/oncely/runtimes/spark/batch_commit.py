@@ -106,11 +106,6 @@ def _columns(
     return table.cast(schema)
 
 
-def origin(row: tuple[str, int, int]) -> tuple[TopicPartition, int]:
-    """Topic, partition and offset in the driver's form."""
-    return TopicPartition(row[0], int(row[1])), int(row[2])
-
-
 Transform = Callable[["DataFrame"], "DataFrame"]
 
 _LOOKED_AT = 1_000  # refused records whose reasons are shown when the pipeline stops
@@ -202,13 +197,11 @@ class BatchCommit:
             partial(_refused, bad),
         )
         rejects = self._letters([tuple(row) for row in bad.collect()]) if rejected else []
-        of_ranges = {
-            tp: Counts(counts.get(tp, (0, 0))[0], 0, counts.get(tp, (0, 0))[1], 0) for tp in ranges
-        }
-        return of_ranges, rejects
+        found = {tp: counts.get(tp, (0, 0)) for tp in ranges}
+        return {tp: Counts(all_, 0, bad_, 0) for tp, (all_, bad_) in found.items()}, rejects
 
     def _letters(self, bad: Sequence[tuple[Any, ...]]) -> list[Reject]:
-        origins = [origin(row[:3]) for row in bad]
+        origins = [(TopicPartition(row[0], int(row[1])), int(row[2])) for row in bad]
         why = [Rejection(i, "decode", row[3]) for i, row in enumerate(bad)]
         values = [None if row[4] is None else bytes(row[4]) for row in bad]
         return dead_letters(self.ledger.context.source, pa.table({"value": values}), origins, why)
@@ -312,11 +305,7 @@ def row_task(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 
 def _lines(
-    rows: pa.Table,
-    records: pa.Table,
-    index: np.ndarray,
-    deletes: bool,
-    schema: pa.Schema,
+    rows: pa.Table, records: pa.Table, index: np.ndarray, deletes: bool, schema: pa.Schema
 ) -> pa.Table:
     own = records.take(pa.array(index, pa.int64()))
     columns = dict(zip(rows.column_names, rows.columns, strict=True))

@@ -267,26 +267,16 @@ class PublishedBatches:
                 replayed = self._is_published(query, ranges)
                 if not replayed:
                     self._publish(frame, query, ranges.known)
-        if replayed:
-            self._only_remember(frame)
-            return
-        self.housekeeping.do(lambda: self.sink.ledger.tidy(self.fence), len(ranges.known))
-
-    def _only_remember(self, frame: DataFrame) -> None:
-        """Run a replayed batch for its state only.
-
-        Its rows are published, but the watermark that its records move is computed by running the
-        plan: if it were skipped, the windows that it closes would stay open until more records
-        arrive.
-        """
-        if self.stateful:
+        if not replayed:
+            self.housekeeping.do(lambda: self.sink.ledger.tidy(self.fence), len(ranges.known))
+        elif self.stateful:
+            # Run for its state only: its rows are published, but the watermark that its records
+            # move is computed by running the plan. If it were skipped, the windows that it closes
+            # would stay open until more records arrive.
             frame.write.format("noop").mode("append").save()
 
     def _publish(
-        self,
-        frame: DataFrame,
-        query: QueryBatch,
-        ranges: Mapping[TopicPartition, OffsetRange],
+        self, frame: DataFrame, query: QueryBatch, ranges: Mapping[TopicPartition, OffsetRange]
     ) -> None:
         # A foreign query does not report its input.
         batch = HeldRows.of(self.sink, frame).into(Batch(ranges, dict.fromkeys(ranges, NO_RECORDS)))

@@ -4,39 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from oncely.config.pipeline import Delivery
+from oncely.kinds.kind import kinds
+from oncely.kinds.trial import COMMIT, Trial
 
-SinkKind = Literal["sql", "kafka", "files", "delta"]
-SINKS: tuple[SinkKind, ...] = ("sql", "kafka", "files", "delta")
 DELIVERIES: tuple[Delivery, ...] = ("none", "at_most_once", "at_least_once", "exactly_once")
-
-BEFORE, INSIDE, RECORDS, POSITION, COMMIT = (
-    "before the first step",
-    "half of the records sent",
-    "after the records",
-    "after the position",
-    "after the commit",
-)
-WRITING, WRITTEN, STAGED, NAMING = (
-    "before the first file",
-    "after the first file",
-    "after all files",
-    "half the files named",
-)
-_STEPS = (BEFORE, INSIDE, RECORDS, POSITION, COMMIT)
-POINTS_OF: Mapping[SinkKind, tuple[str, ...]] = {
-    "sql": _STEPS,
-    "kafka": _STEPS,
-    "files": (WRITING, WRITTEN, STAGED, BEFORE, NAMING, RECORDS, POSITION, COMMIT),
-    "delta": (WRITING, WRITTEN, STAGED, BEFORE, RECORDS, POSITION, COMMIT),
+TRIALS: Mapping[str, Trial] = {
+    kind.name: kind.trial() for kind in kinds() if kind.trial is not None
 }
-"""Kill points. Only exactly once has one commit; otherwise each step commits separately.
-
-Files are staged first, in a task. The commit begins after that, in the driver: it *publishes* them
-in the manifest topic, and only that makes their records take effect.
-"""
+"""By the kind of the sink."""
+SINKS = tuple(TRIALS)
+POINTS_OF: Mapping[str, tuple[str, ...]] = {sink: one.points for sink, one in TRIALS.items()}
 POINTS = tuple(dict.fromkeys(point for points in POINTS_OF.values() for point in points))
 """The kill points of all sinks."""
 
@@ -45,7 +24,7 @@ POINTS = tuple(dict.fromkeys(point for points in POINTS_OF.values() for point in
 class Cell:
     """One trial: a pipeline that is killed at one point."""
 
-    sink: SinkKind
+    sink: str
     delivery: Delivery
     point: str
 
@@ -84,7 +63,7 @@ class Outcome:
 
 
 def cells(
-    sink: SinkKind,
+    sink: str,
     points: Sequence[str] = POINTS,
     deliveries: Sequence[str] = DELIVERIES,
 ) -> list[Cell]:
@@ -97,11 +76,11 @@ def cells(
     ]
 
 
-def _possible(sink: SinkKind, delivery: Delivery, point: str) -> bool:
-    """True if the kill point exists; one commit of a Delta table has no middle."""
+def _possible(sink: str, delivery: Delivery, point: str) -> bool:
+    """True if the kill point exists."""
     if delivery != "exactly_once":
         return point != COMMIT
-    return sink != "delta" or point not in (RECORDS, POSITION)
+    return point not in TRIALS[sink].one_commit
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:

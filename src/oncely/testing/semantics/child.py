@@ -15,11 +15,10 @@ from typing import Any
 
 from oncely.config import parse
 from oncely.core import events
+from oncely.kinds.trial import POSITION, Killer
 from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import session
-from oncely.testing.semantics.cells import POSITION
-from oncely.testing.semantics.faults import Killer, KillingClients, KillingSessions
-from oncely.testing.semantics.file_faults import KillingNames, KillingStores, KillingTables
+from oncely.testing.semantics.cells import TRIALS
 
 _ARMED_FROM = 2  # the batch that is killed; earlier ones are committed
 _TIMER_FIRES = 1  # the batch at whose start the timer of `none` saves positions
@@ -45,16 +44,11 @@ def main(job: Path) -> int:
 
 def _dying(order: dict[str, Any], jvm: int) -> tuple[Pipeline, Killer]:
     settings, sink = parse(order["run"]), order["run"]["sink"]
-    made = Pipeline(settings)
-    killer = Killer(settings.name, order["point"], settings.delivery, os.getpid(), jvm)
-    if sink["kind"] == "files":
-        names = KillingNames(killer, sink["manifest_topic"], order["files"])
-        return made.replaced(kafka_connect=names, files_connect=KillingStores(killer)), killer
-    if sink["kind"] == "delta":
-        stores, tables = KillingStores(killer), KillingTables(killer)
-        return made.replaced(files_connect=stores, delta_connect=tables), killer
-    clients = KillingClients(killer, sink.get("topic", ""))
-    return made.replaced(connect=KillingSessions(killer), kafka_connect=clients), killer
+    killer = Killer(
+        settings.name, order["point"], settings.delivery, os.getpid(), jvm, order["files"]
+    )
+    faulty = TRIALS[sink["kind"]].faulty(killer, sink)
+    return Pipeline(settings).replaced(**faulty), killer
 
 
 def _arming(killer: Killer) -> events.Listener:

@@ -11,9 +11,9 @@ from oncely.html import document
 from oncely.testing.semantics.cells import (
     DELIVERIES,
     POINTS_OF,
+    TRIALS,
     Cell,
     Outcome,
-    SinkKind,
     cells,
     problems,
 )
@@ -30,20 +30,6 @@ _ORDERS: Mapping[str, str] = {
     "at_least_once": "records, then position",
     "exactly_once": "in one transaction",
 }
-_SINKS: Mapping[SinkKind, str] = {
-    "sql": "Into PostgreSQL",
-    "kafka": "Into a Kafka topic",
-    "files": "Into files",
-    "delta": "Into a Delta table",
-}
-_NOTES: Mapping[SinkKind, str] = {
-    "files": "A task writes files; then the driver lists them in the manifest topic, and only "
-    "listed files have taken effect. So “after the records” is: after all files are named."
-    " What a kill leaves unnamed is no part of the table, and nobody reads it.",
-    "delta": "Tasks write files; then the driver makes one commit of the table, which has no"
-    " middle: files and position are in the same version. A weaker semantics makes two commits.",
-}
-
 _STYLE = """
 .map { overflow-x: auto; }
 table { border-collapse: separate; border-spacing: 4px; width: 100%; min-width: 44rem;
@@ -70,7 +56,7 @@ def page(outcomes: Sequence[Outcome], problems: Sequence[str]) -> str:
         f"<h1>{_headline(problems)}</h1>",
         f"<p>{_lead(outcomes)}</p>",
         *_problems(problems),
-        *(f"<h2>{_SINKS[sink]}</h2>{_note(sink)}{_map(sink, outcomes)}" for sink in sinks),
+        *(f"<h2>{TRIALS[sink].title}</h2>{_note(sink)}{_map(sink, outcomes)}" for sink in sinks),
         _KEY,
         f"<h2>How it was done</h2><p>{_how()}</p>",
     ]
@@ -108,11 +94,12 @@ def _problems(problems: Sequence[str]) -> list[str]:
     return [f'<div class="problems">{lines}</div>']
 
 
-def _note(sink: SinkKind) -> str:
-    return f"<p>{_NOTES[sink]}</p>" if sink in _NOTES else ""
+def _note(sink: str) -> str:
+    note = TRIALS[sink].note
+    return f"<p>{note}</p>" if note else ""
 
 
-def _map(sink: SinkKind, outcomes: Sequence[Outcome]) -> str:
+def _map(sink: str, outcomes: Sequence[Outcome]) -> str:
     found = {one.cell: one for one in outcomes if one.cell.sink == sink}
     most = max((one.lost + one.duplicated for one in found.values()), default=0)
     head = "".join(f"<th>{TITLES[d]}<small>{_ORDERS[d]}</small></th>" for d in DELIVERIES)

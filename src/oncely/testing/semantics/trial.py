@@ -8,16 +8,19 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 
 from oncely.errors import Stopped, Unavailable
-from oncely.testing.semantics import reader
-from oncely.testing.semantics.cells import Cell, Outcome
+from oncely.kinds.trial import Place
+from oncely.testing.readers import messages
+from oncely.testing.semantics.cells import TRIALS, Cell, Outcome
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 from oncely.testing.servers.process import Process
@@ -33,12 +36,9 @@ _LIGHTLY = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # Spark runs for seconds 
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The servers, and the folder of files. Contains the database's password: never shown."""
+class Stage(Place):
+    """The servers, where pipelines run, and the end of all trials."""
 
-    brokers: str
-    url: str = field(repr=False)
-    folder: Path
     on_spark: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to end the trials early."""
@@ -54,11 +54,11 @@ def prepare(broker: Broker, postgres: Postgres, folder: Path, *, on_spark: bool 
     if producer.flush(60):
         raise Unavailable("the records of the trials were not acknowledged")
     url = postgres.create_database("semantics")
-    return Stage(broker.bootstrap, url, folder, on_spark)
+    return Stage(broker.bootstrap, url, folder, partial(messages, broker.bootstrap), on_spark)
 
 
 def run(
-    stage: Stage, broker: Broker, wanted: Sequence[Cell], on_outcome: Callable[[Outcome], None]
+    stage: Stage, wanted: Sequence[Cell], on_outcome: Callable[[Outcome], None]
 ) -> list[Outcome]:
     """Run trials of a sink in sequence; ``on_outcome`` is called with each outcome.
 
@@ -68,8 +68,6 @@ def run(
     outcomes = []
     before: Cell | None = None
     for now in [*wanted, None]:
-        if now is not None and now.sink == "kafka":
-            broker.create_topic(now.name, 1)
         _process(stage, before, now)
         if before is not None:
             outcomes.append(_count(stage, before))
@@ -81,8 +79,8 @@ def run(
 def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
     """The pipeline file of a trial."""
     spark: dict[str, Any] = {"master": "local[2,4]", "max_records_per_batch": A_BATCH}
-    in_files = cell.sink in ("files", "delta")
-    if not in_files:
+    trial = TRIALS[cell.sink]
+    if not trial.in_files:
         spark["trigger"] = "0 seconds"
     # Without a guarantee positions follow the timer, here at every second batch.
     interval = 2 * A_BATCH if cell.delivery == "none" else A_COMMIT
@@ -91,43 +89,11 @@ def pipeline(stage: Stage, cell: Cell) -> dict[str, Any]:
         "delivery": cell.delivery,
         "commit_interval": interval,
         "source": {"brokers": stage.brokers, "topics": [_SOURCE]},
-        "decode": {"format": "json", "schema": "id INT, team INT" if in_files else "id INT"},
-        "sink": _sink(stage, cell),
+        "decode": {"format": "json", "schema": "id INT, team INT" if trial.in_files else "id INT"},
+        "sink": trial.sink(stage, cell.name),
         "spark": spark,
         **({} if stage.on_spark else {"runtime": "processes", "processes": 1}),
     }
-
-
-def _sink(stage: Stage, cell: Cell) -> dict[str, Any]:
-    """The ``[sink]`` of the pipeline file."""
-    match cell.sink:
-        case "sql":
-            return {"kind": "sql", "url": stage.url, "table": cell.name}
-        case "kafka":
-            return {"kind": "kafka", "topic": cell.name}
-        case "delta":
-            url = _root(stage, cell).as_uri()
-            return {"kind": "delta", "url": url, "partition_by": ["team"],
-                    "flush_interval": "0 seconds"}  # fmt: skip
-        case "files":
-            return {
-                "kind": "files",
-                "url": _root(stage, cell).as_uri(),
-                "partition_by": ["team"],
-                "manifest_topic": _manifest(cell),
-                # Separate topics: an open transaction after a kill hides the following messages
-                # from others, and trials of other sinks run in parallel.
-                "ledger_topic": "files.ledger",
-                "flush_interval": "0 seconds",
-            }
-
-
-def _root(stage: Stage, cell: Cell) -> Path:
-    return stage.folder / cell.sink / cell.name
-
-
-def _manifest(cell: Cell) -> str:
-    return f"{cell.name}.manifest"
 
 
 def _process(stage: Stage, before: Cell | None, now: Cell | None) -> None:
@@ -174,13 +140,11 @@ def _wait(stage: Stage, process: Process) -> int | None:
 
 
 def _count(stage: Stage, cell: Cell) -> Outcome:
-    match cell.sink:
-        case "sql":
-            found = reader.in_table(stage.url, cell.name)
-        case "kafka":
-            found = reader.in_topic(stage.brokers, cell.name)
-        case "delta":
-            found = reader.in_delta(_root(stage, cell))
-        case "files":
-            found = reader.in_files(stage.brokers, _manifest(cell), _root(stage, cell))
-    return Outcome(cell, RECORDS, *reader.damage(found, RECORDS))
+    found = TRIALS[cell.sink].found(stage, cell.name)
+    return Outcome(cell, RECORDS, *damage(found, RECORDS))
+
+
+def damage(found: Counter[int], records: int) -> tuple[int, int]:
+    """The number of missing ids from 0 on, and the number of effects beyond the first."""
+    lost = sum(1 for one in range(records) if not found[one])
+    return lost, sum(count - 1 for count in found.values() if count > 1)

@@ -1,36 +1,65 @@
-"""Faults at the ports: the database's connection and Kafka's producer end their own pipeline.
+"""How ``oncely semantics`` tries a kind of destination: pipelines die at each step of a commit, and
+readers of their own count what took effect.
 
-They are injected through ``Parts.connect`` and ``Parts.kafka_connect``, are sent to the tasks
-with the sink, and do nothing until they are armed. Then the first call that reaches the kill point
-kills driver, JVM and worker by SIGKILL.
+Faults are at the ports: clients of the pipeline, as :class:`oncely.kinds.kind.Parts` names them,
+end it. They are sent to the tasks with the sink, and do nothing until they are armed. Then the
+first call that reaches the kill point kills driver, JVM and worker by SIGKILL.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from oncely.kafka.client import ErrorState, make
 from oncely.kafka.sender import Producer
-from oncely.stores.sql.connection import (
-    Answer,
-    Connection,
-    Dialect,
-    RowByRow,
-    Statement,
-    TableName,
-    connect,
+from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.store import Bytes, FileSystem, connect
+
+BEFORE, INSIDE, RECORDS, POSITION, COMMIT = STEPS = (
+    "before the first step",
+    "half of the records sent",
+    "after the records",
+    "after the position",
+    "after the commit",
 )
-from oncely.testing.processes import kill_self
-from oncely.testing.semantics.cells import BEFORE, COMMIT, INSIDE, POSITION, RECORDS
+"""Kill points. Only exactly once has one commit; otherwise each step commits separately."""
+
+WRITING, WRITTEN, STAGED = STAGING = (
+    "before the first file",
+    "after the first file",
+    "after all files",
+)
+"""Those of files, which a task stages before the commit begins in the driver."""
 
 ARRIVING = 10.0  # seconds for half of a commit's records to arrive
+
+
+@dataclass(frozen=True)
+class Place:
+    """The servers of the trials.
+
+    Attributes:
+        brokers: ``host:port`` of the broker.
+        url: the database. Contains its password: never shown.
+        folder: for files; each trial has one of its own below it.
+        messages: all committed messages of a topic, by a plain reader.
+    """
+
+    brokers: str
+    url: str = field(repr=False)
+    folder: Path
+    messages: Callable[[str], Sequence[Any]]
+
+    def root(self, kind: str, name: str) -> Path:
+        """The folder of a pipeline's files."""
+        return self.folder / kind / name
 
 
 _newest: dict[str, Killer] = {}
@@ -46,6 +75,7 @@ class Killer:
         point: the kill point.
         delivery: the semantics of the pipeline, which determine the first step and the commits.
         driver, jvm: processes to kill beside the one at the kill point.
+        files: the number of files of one batch, where rows are in files.
         armed: false until a batch that may be killed.
     """
 
@@ -54,6 +84,7 @@ class Killer:
     delivery: str
     driver: int
     jvm: int = 0
+    files: int = 0
     armed: bool = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -90,7 +121,7 @@ class Killer:
             if pid not in (0, os.getpid()):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        kill_self()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def committed(self, *, records: bool, position: bool) -> None:
         """Handle the commit of records, of the position, or of both."""
@@ -102,71 +133,64 @@ class Killer:
             self.at(POSITION)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A kind in the trials. Readers share no code with the pipeline.
+
+    Attributes:
+        title: the heading of its table in the report.
+        points: its kill points, in the order of a batch.
+        sink: ``[sink]`` of a pipeline with this name.
+        faulty: the clients with the fault, by ports of a pipeline; takes ``[sink]``.
+        found: how often each id has taken effect, of the pipeline with this name.
+        in_files: its rows are in files, one for each value of the column ``team``.
+        one_commit: the kill points that exactly once does not have: its commit has no middle.
+        note: a paragraph of the report; empty if it needs none.
+    """
+
+    title: str
+    points: tuple[str, ...]
+    sink: Callable[[Place, str], dict[str, Any]]
+    faulty: Callable[[Killer, Mapping[str, Any]], dict[str, Any]]
+    found: Callable[[Place, str], Counter[int]]
+    in_files: bool = False
+    one_commit: tuple[str, ...] = ()
+    note: str = ""
+
+
 @dataclass
-class KillingSessions:
-    """``Parts.connect`` for a SQL sink."""
+class KillingStores:
+    """``Parts.files_connect``: kills from a worker, where tasks stage files."""
 
     killer: Killer
 
-    def __call__(self, dialect: Dialect, application: str) -> Any:
-        """Open a session with the fault."""
-        return _Session(connect(dialect, application), self.killer)
+    def __call__(self, url: str, s3: S3Options | None) -> FileSystem:
+        """Open the store; its writes have the fault."""
+        return _Place(connect(url, s3), self.killer)
 
 
-class _Session:
-    """A database session that tracks the step."""
+class _Place:
+    """A store that tracks the progress of a task's files."""
 
-    def __init__(self, inner: Connection, killer: Killer) -> None:
+    def __init__(self, inner: FileSystem, killer: Killer) -> None:
         self._inner, self._first = inner, killer
-        self._records = self._position = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    @property
-    def _killer(self) -> Killer:
-        return self._first.now
+    def write(self, path: str, data: Bytes) -> None:
+        self._first.now.at(WRITING)
+        self._inner.write(path, data)
+        self._first.now.at(WRITTEN)
 
-    def begin(self) -> None:
-        self._records = self._position = False
-        self._inner.begin()
-
-    def copy(
-        self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
-    ) -> Sequence[Answer]:
-        if not self._killer.position_first:
-            self._killer.at(BEFORE)
-        if self._killer.wants(INSIDE):
-            self._inner.copy(table, rows.slice(0, rows.num_rows // 2))
-            self._killer.end()
-        answers = self._inner.copy(table, rows, then, of_rows=of_rows)
-        self._records = True
-        if self._killer.together:
-            self._killer.at(RECORDS)
-        return answers
-
-    def execute_all(self, statements: Sequence[Statement]) -> None:
-        """Of a commit: the positions move, and the history is written."""
-        if self._killer.position_first:
-            self._killer.at(BEFORE)
-        self._inner.execute_all(statements)
-        self._position = True
-        if self._killer.together:
-            self._killer.at(POSITION)
-
-    def commit(self) -> None:
-        self._inner.commit()
-        self._killer.committed(records=self._records, position=self._position)
-
-    def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
-        """Insert rows separately."""
-        self._records = True
-        return self._inner.insert_each(into, rows)
+    def sync(self) -> None:
+        self._inner.sync()
+        self._first.now.at(STAGED)
 
 
 @dataclass
 class KillingClients:
-    """``Parts.kafka_connect`` for a Kafka sink.
+    """``Parts.kafka_connect`` for a sink of topics.
 
     Attributes:
         killer: the fault.
