@@ -34,13 +34,12 @@ from bench.match import Contender, Contest, Match, Stage, against, flights
 from bench.measure import IN_BULK, NO_OPTIONS, Sample
 from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, record, row, wrong_table
 from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
 from oncely.pipeline import Pipeline
-from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Answer, Reading, commit_chunks
 from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
-from oncely.runtimes.jobs.base import all_of
+from oncely.runtimes.jobs.base import Task, all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.runtimes.stop import StopSignal
@@ -187,9 +186,8 @@ class Sql(Contest):
         with pipeline.source as source:
             positions, ends = source.earliest(), source.stable_end()
             while ranges := plan_ranges(positions, ends, self.batch):
-                work = partial(commit_chunks, _counting(pipeline, ranges))
-                outcomes = all_of(jobs.run(work, shares_of(ranges)), Outcome)
-                counted += sum(one.counts.rows for one in outcomes)
+                answers = all_of(jobs.run(_counting(pipeline, ranges), shares_of(ranges)))
+                counted += sum(one.outcome.counts.rows for one in answers if one.outcome)
                 positions |= {tp: range_.end for tp, range_ in ranges.items()}
         return counted
 
@@ -228,14 +226,14 @@ def jdbc_options(url: str) -> dict[str, str]:
     }
 
 
-def _counting(pipeline: Pipeline, ranges: Ranges) -> CommitPlan:
-    """The plan of a batch that is counted; its decoder needs the value alone."""
+def _counting(pipeline: Pipeline, ranges: Ranges) -> Task[Ranges, Answer]:
+    """The task of a batch that is counted; its decoder needs the value alone."""
     starts = {tp: range_.start for tp, range_ in ranges.items()}
     counting = CountingSink(uuid.uuid4().hex, starts)
     delivery = Delivery(cast("CommitsChunks", counting), counting)
     needs = pipeline.decoder.needs | {"value"}
     reading = Reading(pipeline.source, pipeline.decoder, Unchanged(), needs)
-    return CommitPlan(delivery, Fence("limit", 1), Budget(), reading)
+    return partial(commit_chunks, delivery, Fence("limit", 1), Budget(), reading)
 
 
 def _latency(contest: Sql) -> dict[str, object]:

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pyarrow as pa
 
-from oncely.commit.run import OpenRun
+from oncely.commit.run import OpenLedger
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.reader import Reader
@@ -95,7 +95,7 @@ def _goal_moves() -> AbstractContextManager[object]:
 
 def _newer_run_not_looked_for() -> AbstractContextManager[object]:
     """A run without records does not look for a newer one."""
-    return _patch(OpenRun, "positions", lambda _: {})
+    return _patch(OpenLedger, "positions", lambda _: {})
 
 
 def _holes_left() -> AbstractContextManager[object]:
@@ -127,7 +127,7 @@ def _ledger_taken_back() -> AbstractContextManager[object]:
 
 def _gap_not_recorded() -> AbstractContextManager[object]:
     """A gap is told, and the ledger does not know it."""
-    return _patch(OpenRun, "record_gaps", lambda *_: [])
+    return _patch(OpenLedger, "record_gaps", lambda *_: [])
 
 
 def _cut_overlooked() -> AbstractContextManager[object]:

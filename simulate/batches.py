@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.commit import path
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.claim import Positions
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -23,12 +24,12 @@ from oncely.kafka import reader
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.batches import commit, plan, run
 from oncely.runtimes.batches.commit import PartitionCommit
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Takeovers
 from simulate.batch_store import BatchLedger, BatchStore
-from simulate.broker import NAME
 from simulate.jobs import BatchThread, ScriptedJobs, TaskCommit, wait
 from simulate.logs import Logs, RangeConsumer, ScriptedSource
 from simulate.schedule import Schedule, Steps, Violation, patience, step
@@ -83,23 +84,22 @@ class Driver:
         self._source = ScriptedSource.of(world.schedule, world.logs)
         self.stop = SteppedStop(world.schedule)
         self.until_latest = not calm and random.random() < 0.3
-        self._settings = RunSettings(
-            "simulated", "earliest", "record" if calm or random.random() < 0.9 else "fail",
-            random.choice([0.0, 0.0, 1.0]), random.choice([4, 12, 100]),
-        )  # fmt: skip
+        self._on_gap = "record" if calm or random.random() < 0.9 else "fail"
+        self._trigger, self._limit = random.choice([0.0, 0.0, 1.0]), random.choice([4, 12, 100])
         self._jobs = ScriptedJobs(world.schedule, world.zombies, world.tell)
         self.steps = Steps(self._work)
 
     def _work(self) -> bool:
         ledger = BatchLedger(self._world.store, self.name, set())
-        batches = PartitionCommit(
-            sink=MemorySink(ledger), source=self._source, decoder=Numbers(), transform=Unchanged(),
-            topics=(NAME,), jobs=self._jobs, bounds=_BOUNDS,
-        )  # fmt: skip
+        opened = OpenLedger(CommitContext(MemorySink(ledger), self._source, Numbers()))
+        batches = PartitionCommit(opened, Unchanged(), self._jobs, _BOUNDS)
+        mirror: Any = self
+        takeovers = Takeovers(
+            opened, self._source, "simulated", "earliest", self._on_gap, self._listen
+        )
         return BatchRun(
-            self._jobs, self._source, batches, self._settings, self,  # type: ignore[arg-type]
-            self.stop, self._listen,
-        ).run(until_latest=self.until_latest)  # fmt: skip
+            self._jobs, batches, takeovers, mirror, self._trigger, self._limit, self.stop
+        ).run(until_latest=self.until_latest)
 
     # -- as a mirror -----------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Driver:
                 return world.schedule.faults
             case DataLost():
                 cut = self.until_latest and world.logs.cuts  # the goal was cut away
-                return self._settings.on_gap == "fail" and bool(world.told or cut)
+                return self._on_gap == "fail" and bool(world.told or cut)
             case SourceMismatch():
                 # A run that another one, or an operator, has followed may have noticed it, too.
                 known = bool(world.store.cuts())

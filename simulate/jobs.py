@@ -10,7 +10,7 @@ from typing import Any, Self
 from oncely.commit.path import Outcome
 from oncely.core.claim import Budget
 from oncely.errors import Unavailable
-from oncely.runtimes.jobs.base import Attempt, Task, answers
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Share, Task, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from simulate.schedule import Killed, Schedule, Steps, Violation, step
 
@@ -27,10 +27,10 @@ class _Share:
         answers: those of the first attempt that has ended well.
     """
 
-    share: object
+    share: Any
     running: list[Steps] = field(default_factory=list)
     tried: int = 0
-    answers: list[object] | None = None
+    answers: list[Any] | None = None
 
 
 class ScriptedJobs:
@@ -52,7 +52,7 @@ class ScriptedJobs:
     def enter(self, described: str) -> None:
         """Nothing to show."""
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`."""
         tasks = [_Share(one) for one in shares]
         try:
@@ -68,7 +68,7 @@ class ScriptedJobs:
             self._zombies += left_behind
         return [one for each in tasks for one in each.answers or []]
 
-    def _advance(self, task: Task, of: _Share) -> None:
+    def _advance(self, task: Task[Any, Any], of: _Share) -> None:
         """One step of an attempt; or it dies, or a copy of it begins."""
         schedule = self._schedule
         if not of.running or (of.tried < _ATTEMPTS and schedule.happens(0.02)):
@@ -81,7 +81,7 @@ class ScriptedJobs:
         if one.future.done():
             self._ended(of, one)
 
-    def _begin(self, task: Task, of: _Share) -> None:
+    def _begin(self, task: Task[Any, Any], of: _Share) -> None:
         if of.tried == _ATTEMPTS:
             raise RuntimeError("a task has failed in all of its attempts")
         attempt = Attempt(self._numbers, again=of.tried > 0)
@@ -99,7 +99,7 @@ class ScriptedJobs:
         if error is None:
             of.answers = one.future.result()
 
-    def shuffled(self, *_: object) -> list[object]:
+    def shuffled(self, *_: object) -> list[Any]:
         """No batch of the simulation is clustered."""
         raise NotImplementedError
 

@@ -11,6 +11,7 @@ from unittest import mock
 
 import confluent_kafka as ck
 
+from oncely.commit.run import OpenLedger
 from oncely.core import events, lanes
 from oncely.core.claim import Claim, Fence, Takeover
 from oncely.core.ledger import Entry
@@ -19,7 +20,6 @@ from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer
 from oncely.runtimes.worker.assignment import Assignment, Stage
 from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import WorkerRun
 from simulate import store
 from simulate.store import MemoryLedger, Store
 
@@ -122,24 +122,23 @@ def _fence_kept() -> AbstractContextManager[object]:
 
 def _takes_all() -> AbstractContextManager[object]:
     """A worker takes all partitions over, not those that were assigned to it."""
-    opened = WorkerRun.open
+    opened = OpenLedger.open
 
-    def everything(self: WorkerRun, takeover: Takeover) -> Any:
+    def everything(self: OpenLedger[Any], takeover: Takeover) -> Any:
         every = frozenset(takeover.earliest) if takeover.partitions else takeover.partitions
         return opened(self, replace(takeover, partitions=every))
 
-    return _patch(WorkerRun, "open", everything)
+    return _patch(OpenLedger, "open", everything)
 
 
 def _spark_overlooked() -> AbstractContextManager[object]:
     """A takeover does not compare the last run of all partitions."""
-    opened = WorkerRun.open
+    opened = OpenLedger.open
 
-    def forgets(self: WorkerRun, takeover: Takeover) -> Any:
-        self._since = None
-        return opened(self, takeover)
+    def forgets(self: OpenLedger[Any], takeover: Takeover) -> Any:
+        return opened(self, replace(takeover, since=None))
 
-    return _patch(WorkerRun, "open", forgets)
+    return _patch(OpenLedger, "open", forgets)
 
 
 def _decoded_ahead_kept() -> AbstractContextManager[object]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from oncely.commit import path
 from oncely.commit.path import ByKey
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.batch import Chunk
 from oncely.core.claim import Claim, Fence
@@ -23,6 +24,7 @@ from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer, Membership, Protocols
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.worker.assignment import Limits, Work
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
@@ -115,7 +117,7 @@ class SimulatedMember(Member):
 
     def enter(self, schedule: Schedule) -> None:
         """Join the group."""
-        self._hand = SteppedCommit(self.run.budget(), overlap=False)
+        self._hand = SteppedCommit(self.run.ledger.budget, overlap=False)
         self._hand.schedule = schedule
         self._group = self.join(self)
 
@@ -135,16 +137,11 @@ class Process:
         self._world, self.name, self.asleep = world, name, 0
         self._assigned: set[TopicPartition] = set()
         ledger = MemoryLedger(world.store, name, self._assigned)
-        run = SimulatedRun(
-            sink=MemorySink(ledger),
-            source=None,  # type: ignore[arg-type]
-            decoder=None,  # type: ignore[arg-type]
-            transform=None,  # type: ignore[arg-type]
-            topics=(NAME,),
-            name="simulated",
-            kafka=world.topic,  # type: ignore[arg-type]
-            listener=self._listen,
-        )
+        nothing: Any = None
+        opened = OpenLedger(CommitContext(MemorySink(ledger), nothing, nothing))
+        source: Any = world.topic
+        takeovers = Takeovers(opened, source, "simulated", "earliest", "fail", self._listen)
+        run = SimulatedRun(opened, takeovers, nothing)
         self._consumer = ScriptedConsumer(world.schedule, world.coordinator, name)
         self.member = SimulatedMember(
             run, self._join, limits=_LIMITS, revoke_seconds=world.revoke_seconds,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oncely.commit.run import Interval, OpenRun
+from oncely.commit.run import CommitContext, Interval, OpenLedger
 from oncely.core.claim import Fence, Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.stores.offsets.base import OffsetStore, StoreLedger
@@ -118,18 +118,22 @@ def run_of(
     *,
     position_first: bool = False,
     interval: Interval | None = None,
-) -> OpenRun[Any, Any]:
+) -> OpenLedger[Any]:
     """A run whose records and positions take effect in two steps, not opened."""
-    return OpenRun(
+    context = CommitContext(
         sink,
         NOTHING,
         NOTHING,
-        NOTHING,
-        ("t",),
         store=None if store is None else StoreLedger(store, "p"),
         order="position_first" if position_first else "records_first",
         interval=interval,
     )
+    return OpenLedger(context)
+
+
+def put(run: OpenLedger[Any], **fields: Any) -> None:
+    """Replace a part of what it commits with."""
+    run.context = replace(run.context, **fields)
 
 
 NOTHING: Any = None
@@ -147,12 +151,13 @@ def opened(
 def ready(run: Any, at: Mapping[TopicPartition, int] | None = None) -> tuple[Any, Fence]:
     """A run, or a sink, opened and bound, and its fence."""
     fence = opened(run, at).fence
-    return (run if isinstance(run, OpenRun) else run.bind()), fence
+    return (run if isinstance(run, OpenLedger) else run.bind()), fence
 
 
 def positions_in(of: Any, fence: Fence) -> dict[TopicPartition, int]:
     """Positions as they are."""
-    return {tp: entry.position for tp, entry in of.ledger.positions(fence).items()}
+    ledger = of.context.ledger if isinstance(of, OpenLedger) else of.ledger
+    return {tp: entry.position for tp, entry in ledger.positions(fence).items()}
 
 
 def twice(ids: range) -> list[int]:

@@ -140,7 +140,7 @@ def publish_all(to: Any, what: Batch, fence: Fence) -> bool:
     def entries() -> dict[TopicPartition, Entry]:
         found = delivery.ledger.positions(fence, settled=True)
         newest = max(entry.epoch for entry in found.values())
-        if newest > fence.epoch:  # as OpenRun does
+        if newest > fence.epoch:  # as OpenLedger does
             raise Fenced(fence.pipeline, fence.epoch, newest)
         return found
 

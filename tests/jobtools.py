@@ -12,7 +12,8 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.runtimes.stop import StopSignal
 
 
@@ -63,21 +64,21 @@ class InlineJobs:
     def enter(self, described: str) -> None:
         """Nothing to do."""
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """The answers of all tasks."""
         through = _pickled if self.sent else lambda one: one
         return [
             through(answer)
             for share in shares
-            for answer in answers(through(task), through(share), Attempt(next(self.numbers)))
+            for answer in base.answers(through(task), through(share), Attempt(next(self.numbers)))
         ]
 
     def shuffled(
-        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
-    ) -> list[object]:
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
+    ) -> list[Found[Given]]:
         """Packets are sorted by bucket."""
-        passed, packets = by_bucket(self.run(send, shares), buckets)
-        return passed + self.run(stage, packets)
+        passed, packets = base.by_bucket(self.run(send, shares), buckets)
+        return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:
         """Jobs can run."""

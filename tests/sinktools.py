@@ -21,7 +21,7 @@ import pyarrow as pa
 from oncely.commit.backoff import Backoff
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, commit
-from oncely.commit.run import OpenRun
+from oncely.commit.run import OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection
 from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.core.ledger import Entry
@@ -259,7 +259,7 @@ def commit_all(
     patience: Backoff | None = None,
 ) -> list[Outcome]:
     """Through the commit path that every runtime takes: a sink, a delivery, or a run's."""
-    delivery = sink.delivery if isinstance(sink, OpenRun) else sink
+    delivery = sink.context.delivery if isinstance(sink, OpenLedger) else sink
     if not isinstance(delivery, Delivery):
         delivery = together(delivery)
     return list(commit(delivery, what, fence, max_rejects, patience or impatient()))

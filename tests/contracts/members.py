@@ -15,16 +15,17 @@ from unittest import mock
 from oncely import phases
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.batch import Chunk
-from oncely.core.claim import Fence
+from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.group import Rebalances
 from oncely.kafka.inbox import Polled
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import Taken
+from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker import member
 from oncely.runtimes.worker.assignment import Work
 from oncely.runtimes.worker.run import WorkerRun
@@ -60,11 +61,13 @@ def commit(
             stop.ask()
 
     run: Any = None  # what a chunk of the test does not need
-    run = _Run(
-        delivery.sink, run, run, run, (), max_rejects_count=max_rejects, store=delivery.ledger,
-        order=delivery.order, listener=listen,
-    )  # fmt: skip
-    run.given, run._fence, run.outcomes = what, fence, outcomes
+    context = CommitContext(
+        delivery.sink, run, run, Budget(count=max_rejects), delivery.ledger, delivery.order
+    )
+    ledger = OpenLedger(context)
+    ledger.fence = fence
+    run = _Run(ledger, Takeovers(ledger, run, "", "earliest", "fail", listen), run)
+    run.given, run.outcomes = what, outcomes
     one = member.Member(run, lambda rebalances: _Group(what, rebalances), stop=stop,
                         listener=listen)  # fmt: skip
     one.work()
@@ -83,7 +86,7 @@ class _Run(WorkerRun):
 
     def take(self, partitions: frozenset[TopicPartition]) -> Taken:
         starts = {tp: self.given.ranges[tp].start for tp in partitions}
-        return Taken(self.fence, starts, {})
+        return Taken(self.ledger.fence, starts, {})
 
     def chunk(self, work: Work) -> Chunk:
         assert work.ranges == self.given.ranges

@@ -27,9 +27,10 @@ from oncely.kafka.sender import Producer
 from oncely.kinds.base import PacksRows
 from oncely.kinds.files.compact import compact
 from oncely.kinds.handlers.sink import HandlersSink
-from oncely.kinds.sql.change import SqlReplay, discard_letters
+from oncely.kinds.sql.change import SqlReplay
+from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
-from oncely.runtimes.batches.commit import CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Reading, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.stores.delta import DeltaTables
@@ -62,7 +63,7 @@ from tests.unit.test_one_commit_path import CLIENTS
 
 _SRC = Path(oncely.__file__).parent
 _MOST, _MOST_FILES = 8, 10
-_DRIVER = ["run", "PublishingRun._publish"]
+_DRIVER = ["run", "OpenLedger.publish"]
 """Before ``path.publish``, in the driver: the ``run`` of a batch or range commit, and this."""
 
 
@@ -141,8 +142,8 @@ class Decoder:
 def run_a_task(sink: Any, fence: Fence) -> None:
     source = GivenRecords([records(T0, [b"x"] * 3)])
     reading = Reading(source, Decoder(), Unchanged(), frozenset({"value"}))
-    plan = CommitPlan(together(sink), fence, Budget(), reading)
-    list(commit_chunks(plan, {T0: OffsetRange(0, 3)}, Attempt(0)))
+    share = {T0: OffsetRange(0, 3)}
+    list(commit_chunks(together(sink), fence, Budget(), reading, share, Attempt(0)))
 
 
 def publish_rows(sink: Any, fence: Fence) -> None:
@@ -226,7 +227,7 @@ def test_a_replay_into_a_table(place: Place) -> None:
 def test_a_discard(place: Place) -> None:
     sink, fence = ready(sink_to(place, connect=sql(crossed := Crossed())))
     commit_all(sink, at_t0(0, bad(0, 1)), fence)
-    pipeline = pipeline_of(partial(discard_letters, sink))
+    pipeline = pipeline_of(partial(discard_letters, sink.ledger))
     assert discard(pipeline, RejectFilter(), execute=True).total == 2
     in_the_table("a discard of dead letters in SQL", crossed)
 

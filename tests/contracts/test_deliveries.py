@@ -28,6 +28,7 @@ from tests.deliverytools import (
     Target,
     opened,
     positions_in,
+    put,
     ready,
     run_of,
     target,
@@ -113,7 +114,7 @@ def test_exactly_once_shows_nothing_of_a_crash(to: Target, monkeypatch: pytest.M
 def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> None:
     run, fence = restarted(to, where, position_first=False)
     what = at_t0(0, [*numbered(0, 4), Rec(4, bad="no JSON")])
-    run.store = Hurt(run.ledger, "move", Crash())
+    put(run, store=Hurt(run.context.ledger, "move", Crash()))
     with pytest.raises(Crash):
         commit_all(run, what, fence)
     assert to.ids() == [*range(4)]
@@ -129,7 +130,7 @@ def test_at_least_once_writes_the_records_first(to: Target, where: Where) -> Non
 @pairs(True)
 def test_at_most_once_moves_the_position_first(to: Target, where: Where) -> None:
     run, fence = restarted(to, where, position_first=True)
-    run.sink = Hurt(run.sink, "commit", Crash())
+    put(run, sink=Hurt(run.context.sink, "commit", Crash()))
     what = at_t0(0, numbered(0, 5))
     with pytest.raises(Crash):
         commit_all(run, what, fence)
@@ -158,7 +159,7 @@ def test_without_a_crash_both_are_exact(to: Target, where: Where, position_first
 @pairs(False, True)
 def test_holes_move_positions_alone(to: Target, where: Where, position_first: bool) -> None:
     run, fence = restarted(to, where, position_first=position_first)
-    pass_over(run.delivery, {T0: OffsetRange(0, 7)}, fence, "hole")
+    pass_over(run.context.delivery, {T0: OffsetRange(0, 7)}, fence, "hole")
     assert positions_in(run, fence) == {T0: 7}
     assert to.ids() == []
 
@@ -171,13 +172,13 @@ def test_at_least_once_with_every_store(shelf: Shelf, on_sqlite: Place) -> None:
 
     run, fence = process()
     commit_all(run, at_t0(0, numbered(0, 3)), fence)
-    run.store = Hurt(run.ledger, "move", Crash())
+    put(run, store=Hurt(run.context.ledger, "move", Crash()))
     with pytest.raises(Crash):
         commit_all(run, at_t0(3, numbered(3, 5)), fence)
     again, fence = process()
     assert fence.epoch == 2
     assert positions_in(again, fence) == {T0: 3, T1: 3}
-    commit_all(pickle.loads(pickle.dumps(again.delivery)), at_t0(3, numbered(3, 5)), fence)
+    commit_all(pickle.loads(pickle.dumps(again.context.delivery)), at_t0(3, numbered(3, 5)), fence)
     assert positions_in(again, fence) == {T0: 5, T1: 3}
     again.close()
     assert positions_in(again, fence) == {T0: 5, T1: 3}, "closed, and connected anew"
@@ -194,15 +195,15 @@ def test_at_most_once_and_a_write_without_an_answer(
 ) -> None:
     """Told, not written again, and the run goes on."""
     run, fence = restarted(to, where, position_first=True)
-    records = run.sink
+    records = run.context.sink
     for after, at in ((False, 0), (True, 5)):
-        run.sink = Hurt(records, "commit", Unavailable("no answer"), after=after)
+        put(run, sink=Hurt(records, "commit", Unavailable("no answer"), after=after))
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             (outcome,) = commit_all(run, at_t0(at, numbered(at, at + 5)), fence)
         assert outcome.counts == Counts(0, 0, 0, 0)
         assert f"records of t-0 [{at}, {at + 5}) are lost: no answer" in caplog.text
-        assert len(run.sink.calls) == 1
+        assert len(run.context.sink.calls) == 1
     assert to.ids() == [*range(5, 10)], "written, though nobody knew; and only once"
     commit_all(run, at_t0(10, numbered(10, 12)), fence)
     assert to.ids() == [*range(5, 12)]
@@ -214,13 +215,13 @@ def test_at_most_once_and_a_position_without_an_answer(
 ) -> None:
     """It was moved: asked again, the records are taken for written. That must be told, too."""
     run, fence = restarted(to, where, position_first=True)
-    positions = run.ledger
-    run.store = Hurt(positions, "move", Unavailable("no answer"), after=True)
+    positions = run.context.ledger
+    put(run, store=Hurt(positions, "move", Unavailable("no answer"), after=True))
     with caplog.at_level(logging.WARNING):
         (outcome,) = commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert outcome.replayed
     assert "the records of t-0 [0, 5) are lost if their position was moved" in caplog.text
-    run.store = Hurt(positions, "move", Unavailable("no answer"))
+    put(run, store=Hurt(positions, "move", Unavailable("no answer")))
     commit_all(run, at_t0(5, numbered(5, 8)), fence)
     assert to.ids() == [5, 6, 7], "it was not moved the second time, so they were written"
 
@@ -230,11 +231,11 @@ def test_at_least_once_asks_the_ledger_when_a_position_has_no_answer(
     to: Target, where: Where
 ) -> None:
     run, fence = restarted(to, where, position_first=False)
-    run.store = Hurt(run.ledger, "move", Unavailable("no answer"), after=True)
+    put(run, store=Hurt(run.context.ledger, "move", Unavailable("no answer"), after=True))
     commit_all(run, at_t0(0, numbered(0, 5)), fence)
     assert to.ids() == [*range(5)], "it was moved, and nothing is written again"
-    records = run.sink
-    run.sink = Hurt(records, "commit", Unavailable("no answer"), after=True)
+    records = run.context.sink
+    put(run, sink=Hurt(records, "commit", Unavailable("no answer"), after=True))
     commit_all(run, at_t0(5, numbered(5, 7)), fence)
     assert to.ids() == [*range(5), 5, 5, 6, 6], "nobody knew that they were written"
 
@@ -319,7 +320,7 @@ def test_of_two_runs_the_older_is_stopped(
     with pytest.raises(Fenced):
         commit_all(old, at_t0(3, numbered(3, 5)), fence)
     with pytest.raises(Fenced):
-        old.ledger.add_partitions(fence, {T1: 0}, SOURCE)
+        old.context.ledger.add_partitions(fence, {T1: 0}, SOURCE)
     with pytest.raises(Fenced):
         opened(old, expected=fence.epoch)
     commit_all(new, at_t0(3, numbered(3, 5)), newer)
@@ -333,10 +334,10 @@ def test_a_newer_run_that_comes_between_the_steps_keeps_its_position(
     """The older run's records are written by then: the store fences nobody for certain."""
     old, fence = ready(run_of(sink_to(on_sqlite), shelf.make("p")))
     chunk = at_t0(0, numbered(0, 3))
-    claim = Claim(fence, chunk.ranges, old.ledger.positions(fence))
+    claim = Claim(fence, chunk.ranges, old.context.ledger.positions(fence))
     newer = opened(run_of(sink_to(on_sqlite), shelf.make("p"))).fence
     with pytest.raises(Fenced):
-        commit_chunk(old.delivery, chunk, claim, None)
+        commit_chunk(old.context.delivery, chunk, claim, None)
     assert positions_in(old, newer) == {T0: 0}
 
 

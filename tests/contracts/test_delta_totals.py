@@ -19,7 +19,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
 from oncely.decode.avro_names import storable
 from oncely.kinds.delta.change import DeltaReplay
 from oncely.kinds.delta.form import DeltaFormat
-from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.document import Totals
 from tests.deltatools import Committing, DeltaPlace, make_place
 from tests.filestools import publish_all

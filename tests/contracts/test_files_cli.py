@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from oncely.cli import files, schemas
+from oncely.cli import files
 from oncely.cli.app import app
 from oncely.errors import ConfigError, WrongInput
 from oncely.kinds.files.vacuum import vacuum
@@ -139,8 +139,8 @@ def test_a_pipeline_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_schema_show(own: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemas, "opened", lambda file: file)
-    monkeypatch.setattr(schemas, "table_of", lambda _: own.table)
+    monkeypatch.setattr(files, "opened", lambda file: file)
+    monkeypatch.setattr(files, "table_of", lambda _: own.table)
 
     def show(*words: str) -> Result:
         return CliRunner().invoke(app, ["files", "schema", "show", "pipeline.toml", *words])

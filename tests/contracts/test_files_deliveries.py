@@ -11,7 +11,7 @@ from oncely.commit.run import Interval
 from oncely.core.claim import Fence
 from oncely.errors import Unavailable
 from oncely.testing.servers.kafka import Broker
-from tests.deliverytools import Crash, Hurt, positions_in, ready, run_of
+from tests.deliverytools import Crash, Hurt, positions_in, put, ready, run_of
 from tests.filestools import ENDS, IDS, START, FilesPlace, make_place, publish_all, stage, what
 from tests.kafkatools import SHARED_LEDGER
 
@@ -31,13 +31,13 @@ def started(place: FilesPlace, *, position_first: bool) -> tuple[Any, Fence]:
 def batch(sink: Any, fence: Fence) -> bool:
     """The batch, staged anew and published; whether there was nothing to do."""
     delivery = sink.for_batch(what([]).ranges)
-    sink.sink.begin_batch()
-    return publish_all(delivery, what(stage(sink.sink, fence)), fence)
+    sink.context.sink.begin_batch()
+    return publish_all(delivery, what(stage(sink.context.sink, fence)), fence)
 
 
 def test_at_least_once_names_files_first(place: FilesPlace) -> None:
     sink, fence = started(place, position_first=False)
-    sink.store = Hurt(sink.ledger, "move", Crash())
+    put(sink, store=Hurt(sink.context.ledger, "move", Crash()))
     with pytest.raises(Crash):
         batch(sink, fence)
     assert place.ids() == IDS
@@ -56,7 +56,7 @@ def test_at_most_once_moves_the_position_first(
     def die(*_: Any) -> None:
         raise Crash
 
-    monkeypatch.setattr(sink.sink, "publish", die)
+    monkeypatch.setattr(sink.context.sink, "publish", die)
     with pytest.raises(Crash):
         batch(sink, fence)
     again, fence = started(place, position_first=True)
@@ -69,7 +69,7 @@ def test_at_most_once_moves_the_position_first(
 def test_files_are_no_older_than_their_batch(place: FilesPlace, position_first: bool) -> None:
     """A run that is older than ``max_staging_age`` goes on: what counts is when a batch began."""
     sink, fence = started(place, position_first=position_first)
-    sink.sink._began -= _LONG_AGO
+    sink.context.sink._began -= _LONG_AGO
     assert not batch(sink, fence)
     assert place.ids() == IDS
     assert positions_in(sink, fence) == ENDS
@@ -91,9 +91,9 @@ def test_without_a_guarantee_neither(place: FilesPlace) -> None:
 def test_files_that_may_have_been_vacuumed_are_not_named(place: FilesPlace) -> None:
     """The control of the two above: the age does count."""
     sink, fence = started(place, position_first=False)
-    staged = stage(sink.sink, fence)
-    sink.sink._began -= _LONG_AGO
+    staged = stage(sink.context.sink, fence)
+    sink.context.sink._began -= _LONG_AGO
     with pytest.raises(Unavailable, match="max_staging_age"):
-        publish_all(sink.delivery, what(staged), fence)
+        publish_all(sink.context.delivery, what(staged), fence)
     assert place.ids() == []
     assert positions_in(sink, fence) == START

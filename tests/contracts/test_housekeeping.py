@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from oncely.commit.run import OpenRun
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark import plugin
 from oncely.runtimes.spark.plugin import BatchRanges
 from oncely.runtimes.spark.rows import HeldRows
+from tests.deliverytools import put
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 
 LONG = 2_000
@@ -40,9 +41,10 @@ def ranges(place: Place) -> int:
     return int(place.sql("SELECT COUNT(*) FROM oncely_ranges")[0][0])
 
 
-def keeper(sink: SqlSink) -> OpenRun[Any, Any]:
+def keeper(sink: SqlSink) -> OpenLedger[Any]:
     decoder: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
-    return OpenRun(sink, None, decoder, None, ("t",))  # type: ignore[arg-type]
+    nothing: Any = None
+    return OpenLedger(CommitContext(sink, nothing, decoder))
 
 
 def test_a_run_that_only_opens_tidies(place: Place, sink: SqlSink) -> None:
@@ -57,9 +59,10 @@ def test_a_long_run_tidies_by_the_rows_that_it_adds(place: Place) -> None:
     run = keeper(sink)
     run.open(Takeover(SOURCE, dict, {T0: 0}))
     tidied: list[int] = []
-    run.store = SimpleNamespace(tidy=lambda _: tidied.append(1))  # type: ignore[assignment]
+    store: Any = SimpleNamespace(tidy=lambda _: tidied.append(1))
+    put(run, store=store)
     for batch in range(40):
-        run._tidy(1_000)
+        run.tidy(1_000)
         assert len(tidied) == (batch + 1) // 10
 
 

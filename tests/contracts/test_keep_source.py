@@ -17,7 +17,7 @@ from oncely.errors import ConfigError
 from oncely.kinds.delta.destination import DeltaDestination
 from oncely.kinds.destination import PROBED, Inspection
 from oncely.kinds.sql.destination import SqlDestination
-from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.pipeline import Pipeline
 from tests.contracts.looking import create
 from tests.deltatools import DeltaPlace

@@ -28,7 +28,7 @@ from oncely.testing.servers.kafka import Broker
 @pytest.fixture
 def topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> str:
     """A name; the broker of the tests is the local one."""
-    monkeypatch.setattr(local_topics, "local_brokers", lambda _: broker.bootstrap)
+    monkeypatch.setattr(local_topics, "brokers", lambda _: broker.bootstrap)
     return f"lines-{uuid.uuid4().hex[:12]}"
 
 
@@ -132,7 +132,7 @@ def test_uncommitted_records_are_not_printed(broker: Broker, topic: str) -> None
 
 
 def test_another_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_topics, "local_brokers", lambda _: "127.0.0.1:1")
+    monkeypatch.setattr(local_topics, "brokers", lambda _: "127.0.0.1:1")
     there = ("--brokers", broker.bootstrap)
     missing = oncely("produce", topic, *there, given="a").exception
     assert isinstance(missing, WrongInput)

@@ -14,9 +14,10 @@ import pytest
 
 from oncely.commit.path import pass_over
 from oncely.commit.replay import replay
-from oncely.commit.run import OpenRun, save
+from oncely.commit.run import CommitContext, OpenLedger, save
 from oncely.core.batch import Reject
 from oncely.core.claim import (
+    Budget,
     Claim,
     Counts,
     Fence,
@@ -122,10 +123,10 @@ def holds(sink: Any, fence: Fence) -> dict[TopicPartition, int]:
     return {tp: entries[tp].position for tp in sorted(fence.held(entries))}
 
 
-def run_of(make: Make, *partitions: TopicPartition, **more: Any) -> OpenRun[Any, Any]:
+def run_of(make: Make, *partitions: TopicPartition, **more: Any) -> OpenLedger[Any]:
     """The driver's side of a run."""
     nothing: Any = None
-    run = OpenRun[Any, Any](make(), nothing, _DECODER, None, ("t",), None, 10)
+    run = OpenLedger(CommitContext(make(), nothing, _DECODER, Budget(count=10)))
     run.open(takeover(*partitions, **more))
     return run
 
@@ -233,9 +234,11 @@ def test_a_run_of_all_that_loses_one_partition_is_fenced(make: Make) -> None:
     run = run_of(make)
     take(make(), T1)
     assert is_fenced(run.positions)
-    assert is_fenced(lambda: run.ledger.note(run.fence, Notes(counted=RejectCount("10", 1, 1))))
+    assert is_fenced(
+        lambda: run.context.ledger.note(run.fence, Notes(counted=RejectCount("10", 1, 1)))
+    )
     assert is_fenced(lambda: run.open(takeover(expected=run.fence.epoch)))
-    assert is_fenced(lambda: save(run.ledger, run.fence, {T0: 9, T1: 9}))
+    assert is_fenced(lambda: save(run.context.ledger, run.fence, {T0: 9, T1: 9}))
     assert holds(make(), run.fence) == {T0: 2, T2: 4}
 
 
@@ -245,13 +248,13 @@ def test_a_run_of_some_is_fenced_for_what_it_has_lost(make: Make) -> None:
     other = make()
     rival = take(other, T2)
     assert run.positions() == {T0: 2, T1: 3}, "others move as they like"
-    run.ledger.tidy(run.fence)
+    run.context.ledger.tidy(run.fence)
     taken = take(make(), T1)
     assert is_fenced(run.positions, T1)
     assert is_fenced(lambda: run.open(takeover(T0, T1, expected=run.fence.epoch)), T1)
-    asking_again(lambda: run.ledger.tidy(run.fence))
+    asking_again(lambda: run.context.ledger.tidy(run.fence))
     # A timer saves what is still ours, and tells of the rest.
-    assert is_fenced(lambda: save(run.ledger, run.fence, {T0: 6, T1: 9}), T1)
+    assert is_fenced(lambda: save(run.context.ledger, run.fence, {T0: 6, T1: 9}), T1)
     assert holds(make(), run.fence) == {T0: 6}
     assert run.open(takeover(T0, expected=run.fence.epoch)).positions == {T0: 6}
     assert holds(other, rival) == {T2: 4}
@@ -317,7 +320,7 @@ def test_to_register_takes_nothing(make: Make) -> None:
     run = run_of(make)
     registered(make())
     assert run.positions() == START
-    run.ledger.tidy(run.fence)
+    run.context.ledger.tidy(run.fence)
     assert run.open(takeover(expected=run.fence.epoch)).positions == START
 
 
@@ -363,11 +366,11 @@ def test_a_takeover_of_some_that_died_with_an_epoch_alone_disturbs_nobody(
     with before_positions_are_taken(dies), pytest.raises(Died):
         take(make(), died or T0)
     assert run.positions() == {T0: 2}
-    write(run.sink, run.fence, T0, 2, 5)
-    run.ledger.tidy(run.fence)
-    run.ledger.note(run.fence, Notes(leader_epochs={T0: 4}))
+    write(run.context.sink, run.fence, T0, 2, 5)
+    run.context.ledger.tidy(run.fence)
+    run.context.ledger.note(run.fence, Notes(leader_epochs={T0: 4}))
     run.open(takeover(T0, expected=run.fence.epoch))
-    write(run.sink, run.fence, T0, 5, 7)
+    write(run.context.sink, run.fence, T0, 5, 7)
     assert take(make()).epoch > run.fence.epoch
 
 
@@ -496,12 +499,12 @@ def test_leader_epochs_are_noted_of_partitions_that_are_still_held(make: Make) -
 def test_the_counts_of_several_holders_add_up(make: Make) -> None:
     one, other = run_of(make, T0), run_of(make, T1)
     for run, records, rejects in ((one, 100, 2), (other, 50, 1), (one, 10, 1)):
-        run._count(Counts(records, 0, rejects, 0))
-        asking_again(lambda: run._tidy(0))  # noqa: B023
+        run.count(Counts(records, 0, rejects, 0))
+        asking_again(lambda: run.tidy(0))  # noqa: B023
     assert opened(make()).counted == RejectCount("10", 160, 4)
     third = run_of(make, T2)
-    third._count(Counts(5, 0, 1, 0))
-    asking_again(lambda: third._tidy(0))
+    third.count(Counts(5, 0, 1, 0))
+    asking_again(lambda: third.tidy(0))
     assert opened(make()).counted == RejectCount("10", 165, 5)
 
 
@@ -509,7 +512,7 @@ def test_a_holder_that_has_lost_everything_notes_no_count(make: Make) -> None:
     run = run_of(make, T0)
     take(make(), T0)
     counted = Notes(counted=RejectCount("10", 9, 9))
-    assert is_fenced(lambda: run.ledger.note(run.fence, counted), T0)
+    assert is_fenced(lambda: run.context.ledger.note(run.fence, counted), T0)
     assert opened(make()).counted == RejectCount()
 
 

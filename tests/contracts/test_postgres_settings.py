@@ -14,7 +14,7 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.config import parse
-from oncely.kinds.sql.destination import look
+from oncely.kinds.sql_ledger import look
 from oncely.pipeline import Pipeline
 from oncely.stores.sql.connection import BadData, TableName
 from oncely.stores.sql.dialects import dialect_for
@@ -206,7 +206,7 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
     ((said, seconds),) = look(bound).time_limits.items()
     assert (said.startswith("statement_timeout is 1.5 s: "), seconds) == (True, 1.5)
     assert "ALTER ROLE" in said
-    assert look(sink).time_limits == {}
+    assert look(sink.ledger).time_limits == {}
 
 
 def test_the_limit_of_statements_is_none_of_handlers(on_postgres: Place) -> None:

@@ -64,11 +64,11 @@ def session_of(share: int, attempt: Attempt) -> Iterator[object]:
 
 
 def test_a_process_that_dies_between_two_jobs_is_replaced(jobs: ProcessJobs) -> None:
-    (pid, *_) = all_of(jobs.run(pid_of, [0]), int)
+    (pid, *_) = all_of(jobs.run(pid_of, [0]))
     os.kill(pid, signal.SIGKILL)
     await_that(lambda: jobs._pool._broken, "a pool that takes nothing any more")
     for _ in range(2):
-        assert all_of(jobs.run(twice, [3, 4, 5]), int) == [6, 8, 10]
+        assert all_of(jobs.run(twice, [3, 4, 5])) == [6, 8, 10]
 
 
 def test_the_process_that_starts_others_dies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def test_signals_to_the_group_of_the_parent_are_not_for_them(jobs: ProcessJobs) -> None:
-    found: Any = all_of(jobs.run(session_of, [0]), int)
+    found: Any = all_of(jobs.run(session_of, [0]))
     assert found[0] != os.getsid(0)
 
 
@@ -153,7 +153,7 @@ def test_sigterm_for_the_group_repeats_no_task() -> None:
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         os.kill(server, signal.SIGTERM)
         for _ in range(3):
-            assert all_of(made.run(again, [0]), bool) == [False]
+            assert all_of(made.run(again, [0])) == [False]
         assert psutil.Process(server).is_running()
 
 
@@ -163,4 +163,4 @@ def test_a_task_that_cannot_be_sent_is_no_temporary_error(jobs: ProcessJobs) -> 
 
     with pytest.raises(WrongInput, match=r"can't be sent to other processes.*local"):
         jobs.run(local, [1])
-    assert all_of(jobs.run(twice, [1]), int) == [2]
+    assert all_of(jobs.run(twice, [1])) == [2]

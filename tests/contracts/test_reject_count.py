@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from oncely.commit.path import Outcome
-from oncely.commit.run import OpenRun
-from oncely.core.claim import Counts, RejectCount, Takeover
+from oncely.commit.run import CommitContext, OpenLedger
+from oncely.core.claim import Budget, Counts, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
-from oncely.runtimes.batches.commit import PartitionCommit
+from oncely.runtimes.batches.commit import Answer, PartitionCommit
 from tests.contracts.sinks import ALL, adapter
+from tests.deliverytools import put
 from tests.sinktools import SCHEMA, SOURCE, T0, T1
 
 Make = Callable[[], Any]
@@ -30,22 +31,22 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         yield to.sink
 
 
-def started(make: Make, most: int) -> OpenRun[Any, Any]:
+def started(make: Make, most: int) -> OpenLedger[Any]:
     """A run whose pipeline file allows so many rejects."""
     nothing: Any = None
-    run = OpenRun[Any, Any](make(), nothing, _DECODER, None, ("t",), None, most)
+    run = OpenLedger[Any](CommitContext(make(), nothing, _DECODER, Budget(count=most)))
     run.open(Takeover(SOURCE, lambda: _START, _START))
     return run
 
 
-def batch(run: OpenRun[Any, Any], records: int, rejects: int) -> None:
+def batch(run: OpenLedger[Any], records: int, rejects: int) -> None:
     """What every way of committing does when a batch has taken effect."""
-    run._count(Counts(records, 0, rejects, 0))
-    run._tidy(0)
+    run.count(Counts(records, 0, rejects, 0))
+    run.tidy(0)
 
 
-def left(run: OpenRun[Any, Any]) -> int | None:
-    return run._budget().left(0, 0)
+def left(run: OpenLedger[Any]) -> int | None:
+    return run.budget.left(0, 0)
 
 
 def counted(make: Make) -> RejectCount:
@@ -91,16 +92,17 @@ def test_records_without_rejects_are_noted_when_the_run_ends(make: Make) -> None
     """Not with each batch; and a run that is killed forgets them, which makes no budget larger."""
     run = started(make, 10)
     batch(run, 1_000, 1)
-    noting, run.sink = run.sink, SimpleNamespace(tidy=lambda _: None)  # type: ignore[assignment]
+    noting = run.context.sink
+    put(run, sink=SimpleNamespace(tidy=lambda _: None))
     batch(run, 5_000, 0)
-    run.sink = noting
+    put(run, sink=noting)
     run.finish()
     assert counted(make) == RejectCount("10", 6_000, 1)
 
 
 def test_a_run_that_opens_again_keeps_what_it_has_counted(make: Make) -> None:
     run = started(make, 10)
-    run._count(Counts(1_000, 0, 4, 0))
+    run.count(Counts(1_000, 0, 4, 0))
     run.open(Takeover(SOURCE, lambda: _START, _START, run.fence.epoch))
     assert left(run) == 6
     assert left(started(make, 10)) == 6
@@ -110,9 +112,8 @@ def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
     """A task stops at the budget; another one, and earlier chunks, have added rejects."""
     nothing: Any = None
     done = Outcome(T0, OffsetRange(0, 100), Counts(100, 94, 6, 0))
-    jobs: Any = SimpleNamespace(run=lambda task, shares: [done, TooManyRejects("enough")])
-    run = PartitionCommit(make(), nothing, _DECODER, nothing, ("t",), None, 10, jobs=jobs)
-    run.open(Takeover(SOURCE, lambda: _START, _START))
+    jobs: Any = SimpleNamespace(run=lambda task, shares: [Answer(done), TooManyRejects("enough")])
+    run = PartitionCommit(started(make, 10), nothing, jobs)
     with pytest.raises(TooManyRejects, match="enough"):
         run.run(0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})
     assert counted(make) == RejectCount("10", 100, 6)

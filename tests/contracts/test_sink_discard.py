@@ -14,11 +14,13 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable, WrongInput
-from oncely.kinds.sql.change import FIRST, SqlReplay, discard_letters
+from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.rejects import discard as discard_by
 from oncely.stores.sql.connection import brief_session
+from oncely.stores.sql.dead_letters import FIRST
 from tests.contracts.looking import ids, wait_for_a_lock
 from tests.replaytools import judging, pipeline_of
 from tests.sinktools import (
@@ -57,7 +59,7 @@ def by_email(one: Reject) -> bool:
 
 
 def discard(sink: SqlSink, which: Callable[[Reject], bool] = by_email) -> Counter[str]:
-    return discard_letters(sink, which, True)
+    return discard_letters(sink.ledger, which, True)
 
 
 def states(sink: SqlSink) -> tuple[list[int], list[int]]:
@@ -92,7 +94,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
     with place.session() as other:
         other.execute("BEGIN")
         other.execute('UPDATE oncely_rejects SET stage = stage WHERE "offset" = 1')
-        found = discard_letters(sink, by_email, False)  # waits for no lock
+        found = discard_letters(sink.ledger, by_email, False)  # waits for no lock
         other.execute("ROLLBACK")
     assert found == {"email: … at byte …": 3}
     assert place.sql("SELECT * FROM oncely_rejects") == before
@@ -101,7 +103,7 @@ def test_a_dry_run_counts_and_writes_nothing(place: Place, sink: SqlSink) -> Non
 def test_more_than_are_read_at_once(
     sink: SqlSink, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.kinds.sql.change._AT_ONCE", 1)
+    monkeypatch.setattr("oncely.kinds.sql_ledger._AT_ONCE", 1)
     assert discard(sink, lambda one: one.offset % 2 == 0).total() == 2
     assert states(sink) == ([1, 3], [2, 4])
 
@@ -158,7 +160,7 @@ def test_others_than_were_shown_stay(sink: SqlSink) -> None:
 
 def discard_of(sink: SqlSink, which: Any = lambda _: True, shown: str | None = None) -> Discarded:
     """As the pipeline does; a dry run unless it was shown."""
-    pipeline = pipeline_of(partial(discard_letters, sink))
+    pipeline = pipeline_of(partial(discard_letters, sink.ledger))
     return discard_by(pipeline, which, execute=shown is not None, shown=shown)
 
 

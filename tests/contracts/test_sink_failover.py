@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oncely.commit.path import publish
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Batch
 from oncely.core.claim import (
     Claim,
@@ -26,7 +27,6 @@ from oncely.core.claim import (
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, LedgerWentBack
 from oncely.kinds.sql.sink import SqlSink
-from oncely.runtimes.batches.commit import PartitionCommit
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
     SCHEMA,
@@ -135,7 +135,7 @@ def test_the_driver_sees_it_too(place: Place) -> None:
     with pytest.raises(LedgerWentBack):
         driver.positions()
     with pytest.raises(LedgerWentBack):
-        driver.sink.ledger.tidy(fence)
+        driver.context.ledger.tidy(fence)
     driver.open(Takeover(SOURCE, dict, {T0: 0}, fence.epoch))
     assert driver.positions() == {T0: 0}
     place.sql("DELETE FROM oncely_positions")
@@ -149,6 +149,7 @@ def test_a_batch_that_begins_beyond_the_ledger_is_not_published(place: Place) ->
         publish(together(sink), _publication(6, 9), fence, lambda: sink.ledger.positions(fence))
 
 
-def _driver(sink: SqlSink) -> PartitionCommit:
+def _driver(sink: SqlSink) -> OpenLedger[SqlSink]:
     decoder: Any = SimpleNamespace(schema=SCHEMA, needs=frozenset())
-    return PartitionCommit(sink, None, decoder, None, ("t",), jobs=None)  # type: ignore[arg-type]
+    nothing: Any = None
+    return OpenLedger(CommitContext(sink, nothing, decoder))

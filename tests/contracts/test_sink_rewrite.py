@@ -21,8 +21,9 @@ from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
-from oncely.kinds.sql.change import SqlReplay, SqlRewrites, discard_letters
+from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql_ledger import discard_letters
 from oncely.stores.sql.connection import close_all
 from tests.contracts.looking import wait_for_a_lock
 from tests.replaytools import judging
@@ -602,7 +603,7 @@ def test_a_discarded_dead_letter_that_is_repaired_is_pending_again(
     sink: SqlSink, place: Place
 ) -> None:
     before = place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects')
-    assert discard_letters(sink, lambda _: True, True).total() == 1
+    assert discard_letters(sink.ledger, lambda _: True, True).total() == 1
     assert repaired(sink, damage(BAD)).removed_rejects == 1
     assert place.sql('SELECT "key", "value", headers, stage, reason FROM oncely_rejects') == before
     assert seen(place) == once()

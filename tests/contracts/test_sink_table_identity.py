@@ -10,8 +10,9 @@ from oncely.config import parse
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import TableMismatch
 from oncely.kinds.destination import Inspection
-from oncely.kinds.sql.destination import check_table, look
+from oncely.kinds.sql.destination import check_table
 from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql_ledger import look
 from oncely.pipeline import Pipeline
 from oncely.stores.sql.connection import close_all
 from oncely.stores.sql.sqlite import Sqlite
@@ -46,7 +47,7 @@ def refused(sink: SqlSink, text: str) -> TableMismatch:
         open_sink(sink)
     assert str(looked.value) == str(caught.value)
     assert caught.value.message in planned(sink)
-    assert look(sink).refused == caught.value.message
+    assert look(sink.ledger).refused == caught.value.message
     assert "offsets reset" in caught.value.way_out
     return caught.value
 

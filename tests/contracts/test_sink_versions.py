@@ -12,8 +12,9 @@ from oncely.audit.sql import open_evidence
 from oncely.audit.stored.sql_ledger import open_ledger
 from oncely.core.claim import Takeover
 from oncely.errors import NewerFormat, OlderFormat
-from oncely.kinds.sql.destination import check_table, dead_letters, look
+from oncely.kinds.sql.destination import check_table
 from oncely.kinds.sql.sink import SqlSink
+from oncely.kinds.sql_ledger import dead_letters, look
 from oncely.stores.sql.tables import TABLES, VERSION
 from oncely.verify.reading import of_tables
 from tests.sinktools import (
@@ -62,9 +63,9 @@ def verify(sink: SqlSink) -> None:
 ACTS = {
     "open": open_sink,
     "reset": reset,
-    "look": look,
+    "look": lambda sink: look(sink.ledger),
     "plan": check_table,
-    "rejects": lambda sink: dead_letters(sink, 10),
+    "rejects": lambda sink: dead_letters(sink.ledger, 10),
 }
 Act = Callable[[SqlSink], object]
 
@@ -144,5 +145,5 @@ def test_other_pipelines_of_the_schema_go_on_in_the_version_before(place: Place)
     commit_all(sink, at_t0(0, numbered(0, 2)), fence)
     sink, fence = ready(sink_to(place))
     commit_all(sink, at_t0(2, numbered(2, 3)), fence)
-    assert look(sink).positions == {T0: 3}
+    assert look(sink.ledger).positions == {T0: 3}
     assert versions(place) == [(VERSION,), (NEWER,)]

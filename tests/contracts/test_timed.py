@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from oncely.commit.run import Interval, OpenRun, save
+from oncely.commit.run import Interval, OpenLedger, save
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
@@ -55,7 +55,7 @@ class Heard:
             self.saved.set()
 
 
-def timed(sink: Any, store: Any = None, **when: Any) -> OpenRun[Any, Any]:
+def timed(sink: Any, store: Any = None, **when: Any) -> OpenLedger[Any]:
     """Not opened."""
     return run_of(sink, store, interval=Interval(**when))
 
@@ -66,7 +66,7 @@ def heard(tmp_path: Any) -> Heard:
 
 
 @pytest.fixture
-def by_hand(on_sqlite: Place, heard: Heard) -> Iterator[tuple[OpenRun[Any, Any], Fence]]:
+def by_hand(on_sqlite: Place, heard: Heard) -> Iterator[tuple[OpenLedger[Any], Fence]]:
     """A run whose timer fires at the end only."""
     run, fence = ready(timed(sink_to(on_sqlite), heard, seconds=3600.0), {T0: 0, T1: 0})
     heard.saves.clear()
@@ -141,7 +141,7 @@ def test_by_the_number_of_records(on_sqlite: Place, heard: Heard) -> None:
 
 
 def test_the_last_save_comes_with_an_orderly_end_and_only_once(
-    by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard
+    by_hand: tuple[OpenLedger[Any], Fence], heard: Heard
 ) -> None:
     run, fence = by_hand
     run.for_batch(upto(5, 3))
@@ -158,29 +158,29 @@ def test_the_last_save_comes_with_an_orderly_end_and_only_once(
     assert len(heard.saves) == 1
 
 
-def test_a_position_never_goes_back(by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard) -> None:
+def test_a_position_never_goes_back(by_hand: tuple[OpenLedger[Any], Fence], heard: Heard) -> None:
     """A batch that is handed out again after a failed one ends where positions stand already."""
     run, fence = by_hand
-    save(run.ledger, fence, {T0: 8})
-    save(run.ledger, fence, {T0: 5})
-    save(run.ledger, fence, {T0: 8})
+    save(run.context.ledger, fence, {T0: 8})
+    save(run.context.ledger, fence, {T0: 5})
+    save(run.context.ledger, fence, {T0: 8})
     assert positions_in(run, fence) == {T0: 8, T1: 0}
     assert len(heard.saves) == 1
 
 
 def test_a_partition_without_a_position_is_left_alone(
-    by_hand: tuple[OpenRun[Any, Any], Fence], heard: Heard
+    by_hand: tuple[OpenLedger[Any], Fence], heard: Heard
 ) -> None:
     run, fence = by_hand
-    save(run.ledger, fence, {TopicPartition("t", 3): 8, T0: 2})
+    save(run.context.ledger, fence, {TopicPartition("t", 3): 8, T0: 2})
     assert positions_in(run, fence) == {T0: 2, T1: 0}
 
 
 def test_a_save_without_an_answer_is_made_up_for(
-    by_hand: tuple[OpenRun[Any, Any], Fence], caplog: pytest.LogCaptureFixture
+    by_hand: tuple[OpenLedger[Any], Fence], caplog: pytest.LogCaptureFixture
 ) -> None:
     run, fence = by_hand
-    hurt = Hurt(run.ledger, "move", Unavailable("no answer"))
+    hurt = Hurt(run.context.ledger, "move", Unavailable("no answer"))
     assert run._timer
     run._timer.begin(cast(Ledger, hurt), fence)
     run.for_batch(upto(5, 3))
@@ -209,7 +209,7 @@ def test_a_run_that_was_taken_over_moves_nothing(
 
 
 def test_opening_again_forgets_what_was_handed_out(
-    by_hand: tuple[OpenRun[Any, Any], Fence],
+    by_hand: tuple[OpenLedger[Any], Fence],
 ) -> None:
     """A batch has failed: what it was to read is read again from where positions stand."""
     run, fence = by_hand

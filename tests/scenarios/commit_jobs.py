@@ -12,6 +12,7 @@ from psycopg.copy import LibpqWriter
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import commit, publish
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Batch, Chunk, Rejection
 from oncely.core.claim import Counts, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -20,7 +21,6 @@ from oncely.errors import Unavailable
 from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.chunks import Bounds, Processing
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.spark.batch_commit import BatchCommit
 from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import ColumnFit
 from oncely.testing.processes import kill_self, stop_self
@@ -132,9 +132,10 @@ def _write_batch(
     publication = with_rows(
         Batch(what.ranges, counts, letters), sink, what.rows.slice(0, half), what.rows.slice(half)
     )
-    driver: Any = BatchCommit(sink, None, None, None, (), jobs=None)  # type: ignore[arg-type]
-    driver._fence = fence
-    replayed = publish(together(sink), publication, driver.fence, driver._entries)
+    nothing: Any = None
+    driver = OpenLedger(CommitContext(sink, nothing, nothing))
+    driver.fence = fence
+    replayed = publish(together(sink), publication, driver.fence, driver.entries)
     return [(tp, range_, replayed) for tp, range_ in what.ranges.items()]
 
 

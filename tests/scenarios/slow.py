@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ class SlowPipeline(Pipeline):
     def batches(self, jobs: Any) -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         runner = super().batches(jobs)
-        runner.decoder = SlowDecoder(runner.decoder, self.milliseconds)
+        context = runner.ledger.context
+        slow = SlowDecoder(context.decoder, self.milliseconds)
+        runner.ledger.context = replace(context, decoder=slow)
         runner.bounds = Bounds(records=A_COMMIT)
         return runner
 
@@ -68,7 +70,8 @@ class EndsEarly(Pipeline):
     def batches(self, jobs: Any) -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         runner = super().batches(jobs)
-        runner.source = FirstTables(runner.source)
+        context = runner.ledger.context
+        runner.ledger.context = replace(context, source=FirstTables(context.source))
         return runner
 
 

@@ -1,12 +1,14 @@
 """No module of the product is there for the tests alone, and every function fits a screen.
 
 The walk begins at what users start or import. It follows imports, also those inside functions and
-for type checkers, modules that are run by ``-m``, and files that are run by their name.
+for type checkers, modules that are run by ``-m``, files that are run by their name, and functions
+that are named as ``module:function``.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -50,6 +52,8 @@ def named_in(module: str, file: Path) -> Iterator[str]:
             case ast.List(items) | ast.Tuple(items):
                 texts = [one.value if isinstance(one, ast.Constant) else None for one in items]
                 yield from (b for a, b in pairwise(texts) if a == "-m" and b)
+            case ast.Constant(str(text)) if re.fullmatch(r"oncely[.\w]+:\w+", text):
+                yield text.replace(":", ".")
             case ast.Constant(str(text)) if text.endswith(".py"):
                 yield f"{package}.{text.removesuffix('.py')}"
 
@@ -88,7 +92,8 @@ def test_a_module_that_nothing_imports_is_noticed(tmp_path: Path) -> None:
         "oncely/a.py": "from oncely import b\nimport os\nF = 'f.py'",
         "oncely/b.py": "def f():\n    from .c.d import name\n",
         "oncely/c/__init__.py": "",
-        "oncely/c/d.py": "RUN = ['-m', 'oncely.e']",
+        "oncely/c/d.py": "RUN = ['-m', 'oncely.e']; WORK = 'oncely.c.g:work'",
+        "oncely/c/g.py": "",
         "oncely/e.py": "",
         "oncely/f.py": "",
         "oncely/c/alone.py": "'''About oncely.a.'''\nimport oncely.a",

@@ -1,16 +1,21 @@
-"""The report of ``oncely audit`` on the terminal."""
+"""The reports of ``oncely audit`` and ``oncely verify`` on the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 
 from rich.text import Text
 
 from oncely.audit.report import KINDS, Finding, Report, Undecided
-from oncely.cli import screen
-from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.cli import screen, verbs
+from oncely.cli.opened import opened
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, RIGHT, show
+from oncely.verify.report import FIRST, Broken
+from oncely.verify.report import Report as Verified
 from oncely.wording import plural
 
 _STYLES = {"clean": "bold green", "damaged": "bold red", "unknown": "bold yellow"}
@@ -123,3 +128,43 @@ def _where_undecided(one: Undecided) -> str:
     if one.partition is None:
         return ""
     return f"{one.partition} {one.range}: " if one.range else f"{one.partition}: "
+
+
+# -- verify --------------------------------------------------------------------------------
+
+
+_UNKNOWN = 20  # reasons that are printed
+
+
+def verify_file(asked: verbs.Verify) -> Result:
+    """Check ledger, manifest and event logs."""
+    found = opened(asked.file).verify(asked.events or ())
+    return Result(found.as_json, partial(_verified, found), found.exit_code)
+
+
+def _verified(found: Verified) -> None:
+    for one in found.unknown[:_UNKNOWN]:
+        screen.note(f"unknown: {one.text}")
+    if len(found.unknown) > _UNKNOWN:
+        screen.note(f"and {len(found.unknown) - _UNKNOWN:,} more that are unknown")
+    if found.broken:
+        _show_broken(found.broken[0], len(found.broken) - 1)
+    checked = ", ".join(f"{count:,} {name}" for name, count in found.checked.items() if count)
+    conclusions = {
+        "holds": "every step follows from the one before it",
+        "broken": "a step is broken",
+        "unknown": "no step is broken, as far as it is known",
+    }
+    screen.out.print(f"{found.pipeline}: {conclusions[found.verdict]} ({checked or 'nothing'})")
+
+
+def _show_broken(one: Broken, more: int) -> None:
+    epoch, offset = one.order
+    where = "" if one.order == FIRST else f", epoch {epoch}, offset {offset}"
+    screen.out.print(Text(f"broken ({one.rule}{where}): {one.text}", style="bold red"))
+    if one.context:
+        screen.out.print("around it:")
+        for line in one.context:
+            screen.out.print(Text(f"  {line}", no_wrap=True, overflow="ignore"), crop=False)
+    if more:
+        screen.out.print(f"{more:,} other findings may be consequences of it; --json counts them")

@@ -27,10 +27,11 @@ from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
 from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import screen
 from oncely.cli.audit import show_report
-from oncely.cli.audit_options import Asked
 from oncely.cli.opened import STDIN, importable, opened, seconds
+from oncely.cli.options import Result
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
+from oncely.cli.verbs import Audit as Asked
 from oncely.config import PipelineSettings, SparkSettings
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Interrupted, OncelyError, WrongInput
@@ -66,8 +67,9 @@ def audit_command(asked: Asked) -> int:
             name, one = _audit(asked, stack, signals)
             if not asked.watch:
                 report = one()
-                _show(asked, report)
-                return report.exit_code
+                _write(asked, report)
+                found = Result(report.as_json, partial(show_report, report), report.exit_code)
+                return found.print(as_json=asked.as_json)
             return _watch(asked, name, one, stopped, stack)
     except (Interrupted, KeyboardInterrupt):
         return _interrupted(asked)
@@ -198,14 +200,6 @@ def _pipeline_audit(asked: Asked, pipeline: Pipeline, log: Log) -> Audit:
 
 
 # -- where the report goes ------------------------------------------------------------------------
-
-
-def _show(asked: Asked, report: Report) -> None:
-    _write(asked, report)
-    if asked.as_json:
-        screen.show_json(report.as_json())
-    else:
-        show_report(report)
 
 
 def _write(asked: Asked, report: Report) -> None:

@@ -1,24 +1,32 @@
-"""``oncely files list|paths|read|verify|compact|vacuum``."""
+"""``oncely files list|paths|read|verify|compact|vacuum`` and ``oncely files schema show|reset``."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, RIGHT, show
+from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
-from oncely.kinds.files.compact import compact
-from oncely.kinds.files.table import Allowed, addresses, listing, rows, table_of
-from oncely.kinds.files.vacuum import vacuum
-from oncely.kinds.files.verify import verify
+from oncely.kinds.file_format import Scope
+from oncely.kinds.files.compact import Compacted, compact
+from oncely.kinds.files.schema_reset import SchemaReset, reset_schema
+from oncely.kinds.files.table import Listing, Table, addresses, listing, rows, table_of
+from oncely.kinds.files.vacuum import Vacuumed, vacuum
+from oncely.kinds.files.verify import Verified, verify
 from oncely.reject_summary import json_escaped
 from oncely.wording import counted, plural
 
@@ -28,12 +36,13 @@ if TYPE_CHECKING:
 _MOST = 100  # number of problems that are printed
 
 
-def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
+def list_files(asked: verbs.FilesList) -> Result:
     """Print the files of the table."""
-    found = listing(table_of(opened(file)), chosen(where))
-    if as_json:
-        screen.show_json(found.as_json())
-        return
+    found = listing(table_of(opened(asked.file)), chosen(asked.where))
+    return Result(found.as_json, partial(_listing, found))
+
+
+def _listing(found: Listing) -> None:
     # No table: a wrapped path could not be copied.
     for one in found.files:
         screen.out.print(f"{one.rows:>12,} {one.bytes:>15,}  {one.path}")
@@ -42,37 +51,26 @@ def list_files(file: Path, where: Sequence[str], as_json: bool) -> None:
     screen.out.print(f"{many}, {counted(row=found.rows, byte=found.bytes)}")
 
 
-def list_paths(file: Path, where: Sequence[str], *, plain: bool) -> None:
+def list_paths(asked: verbs.FilesPaths) -> None:
     """Print the address of each file of the table, one a line.
 
     Addresses are not redacted: a reader must be able to open them.
     """
-    for one in addresses(table_of(opened(file)), chosen(where)):
-        line = one["path"] if plain else json.dumps(one)
+    for one in addresses(table_of(opened(asked.file)), chosen(asked.where)):
+        line = one["path"] if asked.plain else json.dumps(one)
         sys.stdout.buffer.write(f"{line}\n".encode())
     sys.stdout.flush()
 
 
-def read_files(
-    file: Path,
-    where: Sequence[str],
-    columns: Sequence[str] | None,
-    limit: int | None,
-    out: Path | None,
-    rounding: Allowed,
-    as_json: bool,
-) -> None:
+def read_files(asked: verbs.FilesRead) -> Result | None:
     """Print rows, or write them to a Parquet file."""
-    found = table_of(opened(file))
-    schema, parts = rows(found, where=chosen(where), columns=columns, rounding=rounding)
-    parts = _limited(parts, limit)
+    found, where, out = table_of(opened(asked.file)), chosen(asked.where), asked.out
+    schema, parts = rows(found, where=where, columns=asked.column, rounding=asked.rounding)
+    parts = _limited(parts, asked.limit)
     if out is not None:
         count = _write(out, schema, parts)
-        if as_json:
-            screen.show_json({"rows": count, "out": str(out)})
-        else:
-            screen.out.print(f"{plural(count, 'row')} in {out}")
-        return
+        told = f"{plural(count, 'row')} in {out}"
+        return Result(lambda: {"rows": count, "out": str(out)}, partial(screen.out.print, told))
     # Rows are the user's data: values in them are not redacted.
     encode = msgspec.json.Encoder().encode
 
@@ -80,45 +78,47 @@ def read_files(
         return json_escaped(encode(value).decode()).encode()
 
     lines = (encoded(_plain(row)) for part in parts for row in part.to_pylist())
-    if as_json:
-        columns_ = encoded({field.name: str(field.type) for field in schema})
-        sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns_, b",".join(lines)))
+    if asked.as_json:
+        columns = encoded({field.name: str(field.type) for field in schema})
+        sys.stdout.buffer.write(b'{"columns":%b,"rows":[%b]}\n' % (columns, b",".join(lines)))
     else:
         for line in lines:
             sys.stdout.buffer.write(line + b"\n")
     sys.stdout.flush()
+    return None
 
 
-def verify_files(file: Path, as_json: bool) -> int:
-    """Read and compare every file; returns the exit code."""
+def verify_files(asked: verbs.FilesVerify) -> Result:
+    """Read and compare every file."""
     with _bar("files checked") as progress:
-        found = verify(table_of(opened(file)), progress)
-    if as_json:
-        screen.show_json(found.as_json())
-    else:
-        for problem in found.problems[:_MOST]:
-            screen.out.print(f"{problem.path}: {problem.text}")
-        many = plural(len(found.problems), "problem") if found.problems else "no problems"
-        screen.out.print(f"{counted(file=found.files, row=found.rows, byte=found.bytes)}: {many}")
-        screen.out.print(
-            f"not in the manifest: {counted(file=found.unnamed, byte=found.unnamed_bytes)};"
-            " no reader reads them"
+        found = verify(table_of(opened(asked.file)), progress)
+    return Result(found.as_json, partial(_verified, found), 1 if found.problems else 0)
+
+
+def _verified(found: Verified) -> None:
+    for problem in found.problems[:_MOST]:
+        screen.out.print(f"{problem.path}: {problem.text}")
+    many = plural(len(found.problems), "problem") if found.problems else "no problems"
+    screen.out.print(f"{counted(file=found.files, row=found.rows, byte=found.bytes)}: {many}")
+    screen.out.print(
+        f"not in the manifest: {counted(file=found.unnamed, byte=found.unnamed_bytes)};"
+        " no reader reads them"
+    )
+    if found.other_levels:
+        screen.note(
+            f"of other partition columns than now: {plural(found.other_levels, 'file')}, whose"
+            " rows were not compared with their directories"
         )
-        if found.other_levels:
-            screen.note(
-                f"of other partition columns than now: {plural(found.other_levels, 'file')}, whose"
-                " rows were not compared with their directories"
-            )
-    return 1 if found.problems else 0
 
 
-def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+def compact_files(asked: verbs.FilesCompact) -> Result:
     """Rewrite small files."""
     with _bar("files rewritten") as progress:
-        done = compact(table_of(opened(file)), dry_run=dry_run, progress=progress)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+        done = compact(table_of(opened(asked.file)), dry_run=asked.dry_run, progress=progress)
+    return Result(done.as_json, partial(_compacted, done, dry_run=asked.dry_run))
+
+
+def _compacted(done: Compacted, *, dry_run: bool) -> None:
     became = "would become" if dry_run else "became"
     screen.out.print(
         f"{plural(done.inputs, 'file')} with {plural(done.rows, 'row')} {became} {done.outputs:,};"
@@ -138,12 +138,13 @@ def compact_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         screen.note(f"{plural(done.dropped, 'file')} skipped: another compaction was faster")
 
 
-def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
+def vacuum_files(asked: verbs.FilesVacuum) -> Result:
     """Remove orphans."""
-    done = vacuum(table_of(opened(file)), dry_run=dry_run)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+    done = vacuum(table_of(opened(asked.file)), dry_run=asked.dry_run)
+    return Result(done.as_json, partial(_vacuumed, done, dry_run=asked.dry_run))
+
+
+def _vacuumed(done: Vacuumed, *, dry_run: bool) -> None:
     for one in done.orphans if dry_run else ():
         screen.out.print(f"{one.modified:%Y-%m-%d %H:%M:%S} {one.bytes:>15,}  {one.path}")
     would = "would be " if dry_run else ""
@@ -166,14 +167,14 @@ def vacuum_files(file: Path, *, dry_run: bool, as_json: bool) -> None:
         )
 
 
-def chosen(where: Sequence[str], option: str = "--where") -> dict[str, str | None]:
+def chosen(where: Sequence[str] | None, option: str = "--where") -> dict[str, str | None]:
     """``NAME=VALUE`` as a mapping; ``NAME`` alone means no value.
 
     Raises:
         WrongInput: a name is repeated or empty.
     """
     found: dict[str, str | None] = {}
-    for one in where:
+    for one in where or ():
         name, equals, value = one.partition("=")
         if not name or name in found:
             raise WrongInput(
@@ -236,3 +237,67 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=screen.err, disable=not screen.err.is_terminal) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+# -- schemas -------------------------------------------------------------------------------
+
+
+def show_schemas(asked: verbs.FilesSchemaShow) -> Result:
+    """Print the columns of one scope, or of all scopes."""
+    table, scope = table_of(opened(asked.file)), asked.scope
+    contents = table.look()
+    counts = Counter(one.scope for one in contents.files.values())
+    wanted = contents.schemas if not scope else [_scope(table, scope)]
+    found = {one: contents.schemas[one] for one in wanted if one in contents.schemas}
+    told = (
+        {"scope": list(of), "files": counts[of], "id": one.id, "avro": json.loads(one.avro)}
+        for of, one in found.items()
+    )
+    rows = (
+        (_shown(one), counts[one], field.name, type_name(field.type))
+        for one, schema in found.items()
+        for field in arrow_schema_of(schema.avro)
+    )
+    columns = [("scope", LEFT), ("files", RIGHT), ("column", LEFT), ("type", LEFT)]
+    return Result(lambda: {"schemas": list(told)}, partial(show, columns, rows))
+
+
+def reset_scope(asked: verbs.FilesSchemaReset) -> Result:
+    """Print the effect of a reset, or execute it."""
+    pipeline = opened(asked.file)
+    scope = _scope(table_of(pipeline), asked.scope or ())
+    done = reset_schema(pipeline, scope, execute=asked.execute)
+    return Result(done.as_json, partial(_reset, done))
+
+
+def _reset(done: SchemaReset) -> None:
+    changes = [(name, was, now or "forgotten") for name, was, now in done.changes]
+    show([("column", LEFT), ("was", LEFT), ("is now", LEFT)], changes)
+    screen.out.print(
+        f"\nthe scope has {plural(done.files, 'file')}; columns with values in these rows are kept"
+    )
+    if done.epoch is None:
+        screen.out.print("a dry run: nothing was written. Add --execute to execute it")
+    else:
+        screen.out.print(f"reset with epoch {done.epoch}; a running pipeline is fenced")
+
+
+def _scope(table: Table, given: Sequence[str]) -> Scope:
+    """The scope of ``--scope NAME=VALUE``.
+
+    Raises:
+        WrongInput: other columns than the table's scopes have.
+    """
+    names = [level.column for level in table.levels if level.kind == "column"]
+    values = chosen(given, "--scope")
+    if not set(values) <= set(names) or (values and set(values) != set(names)):
+        raise WrongInput(
+            f"--scope: it names {', '.join(values)}, and scopes have {', '.join(names) or 'none'}",
+            way_out="write --scope NAME=VALUE once for each of them, values as `oncely files"
+            " schema show` shows them; NAME alone: no value",
+        )
+    return tuple(values[name] for name in names) if values else ()
+
+
+def _shown(scope: Scope) -> str:
+    return json.dumps(list(scope), ensure_ascii=False)

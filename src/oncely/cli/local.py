@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oncely import artifacts
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.config.urls import without_password
 from oncely.errors import WrongInput
 
@@ -43,26 +43,21 @@ def _servers() -> ModuleType:
     return servers
 
 
-def up(folder: Path | None, as_json: bool, *, export: bool = False) -> None:
+def up(asked: verbs.LocalUp) -> None:
     """Start the servers and print their addresses, or shell commands that set them as variables.
-
-    Args:
-        folder: their data; None: the usual one.
-        as_json: print JSON.
-        export: print commands.
 
     Raises:
         WrongInput: both formats are requested.
     """
-    if as_json and export:
+    if asked.as_json and asked.export:
         raise WrongInput("--export and --json exclude each other")
     servers = _servers()
-    running: LocalServers = servers.status(folder) or _started(servers, folder)
-    if export:
+    running: LocalServers = servers.status(asked.folder) or _started(servers, asked.folder)
+    if asked.export:
         for name, value in (("BROKERS", running.brokers), ("POSTGRES", running.postgres)):
             sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
         return
-    _show(running, as_json)
+    _show(running, asked.as_json)
 
 
 def _started(servers: ModuleType, folder: Path | None) -> LocalServers:
@@ -90,16 +85,16 @@ def brokers(folder: Path | None) -> str:
     return running.brokers
 
 
-def down(folder: Path | None, *, erase: bool) -> None:
+def down(asked: verbs.LocalDown) -> None:
     """Stop the servers."""
-    ended = _servers().down(folder, erase=erase)
+    ended = _servers().down(asked.folder, erase=asked.erase)
     screen.out.print("stopped" if ended else "nothing was running")
 
 
-def status(folder: Path | None, as_json: bool) -> int:
+def status(asked: verbs.LocalStatus) -> int:
     """Print the addresses of the servers without the password; exit code 1 if they are not
     running."""
-    running: LocalServers | None = _servers().status(folder)
+    as_json, running = asked.as_json, _servers().status(asked.folder)
     if running is not None:
         _show(replace(running, postgres=without_password(running.postgres)), as_json)
         if not as_json:

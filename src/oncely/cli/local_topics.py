@@ -6,13 +6,12 @@ import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import chain, islice
-from pathlib import Path
 
 import confluent_kafka as ck
 import pyarrow as pa
 
-from oncely.cli import screen
-from oncely.cli.local import brokers as local_brokers
+from oncely.cli import screen, verbs
+from oncely.cli.local import brokers
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.kafka import records as json_lines
@@ -32,27 +31,17 @@ _POSITION = {"topic", "partition", "offset", "timestamp"}
 Numbered = Iterable[tuple[int, Message]]
 
 
-def produce(
-    topic: str, *, key: str | None, records: bool, partitions: int | None, brokers: str | None,
-    folder: Path | None,
-) -> None:  # fmt: skip
+def produce(asked: verbs.LocalProduce) -> None:
     """Write the lines of standard input to a topic, until its end or Ctrl-C.
-
-    Args:
-        topic: the topic.
-        key: the lines are JSON objects, and this field is the key.
-        records: the lines are records.
-        partitions: the number of partitions of a topic that is created.
-        brokers: by default the local broker.
-        folder: that of the local servers; None: the usual one.
 
     Raises:
         WrongInput: a line cannot be written, or there is no such topic.
         Unavailable: the broker does not answer.
     """
+    topic, key, records, partitions = asked.topic, asked.key, asked.records, asked.partitions
     if key is not None and records:
         raise WrongInput("--key and --records exclude each other: a record has its own key")
-    where = brokers or local_brokers(folder)
+    where = asked.brokers or brokers(asked.folder)
     if sys.stdin.isatty():
         screen.note("one record a line; Ctrl-D ends")
     sent = 0
@@ -60,7 +49,8 @@ def produce(
         messages = _messages(sys.stdin.buffer, key, records=records)
         if key is not None or records:
             messages = list(messages)  # all of them are checked before the first is written
-        _require_topic(where, topic, partitions, create=brokers is None or partitions is not None)
+        create = asked.brokers is None or partitions is not None
+        _require_topic(where, topic, partitions, create=create)
         producer = _producer(where)
         try:
             for sent, (number, message) in enumerate(messages, 1):  # noqa: B007
@@ -72,16 +62,15 @@ def produce(
     screen.note(f"{plural(sent, 'record')} written to {topic}")
 
 
-def consume(
-    topic: str, *, follow: bool, limit: int | None, brokers: str | None, folder: Path | None
-) -> None:
+def consume(asked: verbs.LocalConsume) -> None:
     """Print the committed records of a topic, until its present end, or until Ctrl-C.
 
     Raises:
         WrongInput: there is no such topic.
         Unavailable: the broker does not answer.
     """
-    where = brokers or local_brokers(folder)
+    topic, follow = asked.topic, asked.follow
+    where = asked.brokers or brokers(asked.folder)
     try:
         with _asked(), KafkaSource(where, [topic]) as source:
             marks = source.watermarks()
@@ -89,7 +78,7 @@ def consume(
             closing(Reader(where, {})) as reader,
             closing(_committed(reader, marks, follow=follow)) as found,
         ):
-            for record in islice(chain.from_iterable(map(each, found)), limit):
+            for record in islice(chain.from_iterable(map(each, found)), asked.limit):
                 screen.write_json(json_lines.as_json(*record))
                 if follow:
                     sys.stdout.flush()
@@ -150,22 +139,22 @@ def _key(line: bytes, field: str, where: str) -> bytes | None:
     return json_lines.content_of(given[field], where)
 
 
-def _require_topic(brokers: str, topic: str, partitions: int | None, *, create: bool) -> None:
-    with _asked(), closing(KafkaAdmin(brokers, {}, _TIMEOUT)) as admin:
+def _require_topic(where: str, topic: str, partitions: int | None, *, create: bool) -> None:
+    with _asked(), closing(KafkaAdmin(where, {}, _TIMEOUT)) as admin:
         if not create and topics.missing(admin, [topic]):
             raise WrongInput(
-                f"{brokers} has no topic {topic!r}, or does not show it",
+                f"{where} has no topic {topic!r}, or does not show it",
                 way_out="--partitions N creates it",
             )
         given = {} if partitions is None else {topic: partitions}
         topics.require_topics(admin, [topic], create=True, partitions=lambda: given)
 
 
-def _producer(brokers: str) -> Plain:
+def _producer(where: str) -> Plain:
     delivered = Delivered()
     config = producer_config({}, None, round(_TIMEOUT * 1000), ())
-    client = make(ck.Producer, brokers, {}, ErrorState(brokers), **config, on_delivery=delivered)
-    return Plain(client, delivered, _TIMEOUT, brokers)
+    client = make(ck.Producer, where, {}, ErrorState(where), **config, on_delivery=delivered)
+    return Plain(client, delivered, _TIMEOUT, where)
 
 
 def _send(producer: Plain, topic: str, number: int, message: Message) -> None:

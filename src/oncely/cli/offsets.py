@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 
 from rich.text import Text
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
-from oncely.cli.options import ResetTo
-from oncely.cli.tables import LEFT, RIGHT, show
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, RIGHT, show
 from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb, verb_of
-from oncely.pipeline.offsets import FENCED, Reset
+from oncely.pipeline.offsets import FENCED, PartitionOffsets, Reset
 
 
-def show_offsets(file: Path, as_json: bool) -> None:
+def show_offsets(asked: verbs.OffsetsShow) -> Result:
     """Print every partition's offsets."""
-    pipeline = opened(file)
+    pipeline = opened(asked.file)
     found = pipeline.partition_offsets()
-    if as_json:
-        screen.show_json({"partitions": [one._asdict() for one in found]})
-        return
-    group = pipeline.settings.shown_group
+    return Result(
+        lambda: {"partitions": [one._asdict() for one in found]},
+        partial(_offsets, found, pipeline.settings.shown_group),
+    )
+
+
+def _offsets(found: list[PartitionOffsets], group: str | None) -> None:
     columns = [
         ("topic", LEFT),
         ("partition", RIGHT),
@@ -39,22 +41,16 @@ def show_offsets(file: Path, as_json: bool) -> None:
     screen.out.print(f"\nmirrored: the offsets of consumer group {group}, for lag tools")
 
 
-def reset_offsets(
-    file: Path,
-    verb: Verb,
-    topics: Sequence[str],
-    *,
-    execute: bool,
-    events: Path | None,
-    as_json: bool,
-) -> None:
+def reset_offsets(asked: verbs.OffsetsReset) -> Result:
     """Print the effect of a reset, or execute it."""
-    done = opened(file).reset(verb, topics, execute=execute, events=events)
+    verb, topics = chosen_verb(asked.to), asked.topic or ()
+    done = opened(asked.file).reset(verb, topics, execute=asked.execute, events=asked.events)
     for one in done.notes:
         screen.note(one)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+    return Result(done.as_json, partial(_reset, done))
+
+
+def _reset(done: Reset) -> None:
     show(
         [
             ("topic", LEFT),
@@ -68,7 +64,12 @@ def reset_offsets(
             for tp, at in sorted(done.positions.items())
         ),
     )
-    _conclude(done)
+    if done.epoch is not None:
+        screen.out.print(f"\nreset with epoch {done.epoch}; a running pipeline is fenced")
+        return
+    screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
+    for note in filter(None, (done.warning, FENCED)):
+        screen.note(note)
 
 
 def _effect(before: int | None, after: int) -> Text:
@@ -79,16 +80,7 @@ def _effect(before: int | None, after: int) -> Text:
     return Text(f"{after - before:,} are skipped", style="yellow")
 
 
-def _conclude(done: Reset) -> None:
-    if done.epoch is not None:
-        screen.out.print(f"\nreset with epoch {done.epoch}; a running pipeline is fenced")
-        return
-    screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
-    for one in filter(None, (done.warning, FENCED)):
-        screen.note(one)
-
-
-def chosen_verb(to: ResetTo) -> Verb:
+def chosen_verb(to: verbs.ResetTo) -> Verb:
     """The one verb that was given.
 
     Raises:

@@ -1,19 +1,19 @@
-"""Options that several commands have, and groups of options."""
+"""Options that are fields of dataclasses, and the commands that have them."""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from pkgutil import resolve_name
+from re import findall
+from typing import Any, Literal, NamedTuple, dataclass_transform, get_type_hints
 
 import typer
+from typer.models import OptionInfo, ParameterInfo
 
-from oncely.cli import logs
-from oncely.errors import ConfigError
+from oncely.cli import logs, screen
 
 log: dict[str, Any] = {"debug": False, "log_format": "text", "log_level": None}
 """The arguments of :func:`oncely.cli.logs.configure`: callbacks are called in any order."""
@@ -22,140 +22,86 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def _logs(parameter: typer.CallbackParam, value: Any) -> Any:
+def log_changes(parameter: typer.CallbackParam, value: Any) -> Any:
+    """The callback of the options of the log."""
     log[str(parameter.name)] = value
     logs.configure(**log)
     return value
 
 
-def option(metavar: str, told: str) -> typer.models.OptionInfo:
-    """An option with a value; its name is that of the parameter."""
-    made: typer.models.OptionInfo = typer.Option(metavar=metavar, help=told)
-    return made
+def option(
+    metavar: str | None, told: str | None, *names: str, default: Any = None, **more: Any
+) -> Any:
+    """An option with a value, as a field of :class:`Options`.
 
-
-def flag(name: str, told: str) -> typer.models.OptionInfo:
-    """An option without a value."""
-    made: typer.models.OptionInfo = typer.Option(name, help=told)
-    return made
-
-
-File = Annotated[
-    Path,
-    typer.Argument(help="The pipeline file (TOML); - for standard input.", metavar="FILE"),
-]
-Debug = Annotated[
-    bool,
-    typer.Option("--debug", callback=_logs, help="Log every step; show tracebacks."),
-]
-Level = Annotated[
-    LogLevel | None,
-    typer.Option("--log-level", callback=_logs, help="Log from this level on; info."),
-]
-AsJson = Annotated[bool, flag("--json", "Print JSON for programs.")]
-AllowHost = Annotated[
-    list[str] | None,
-    option("NAME", "Another name under which the HTTP server is reached; may be repeated."),
-]
-Execute = Annotated[bool, flag("--execute", "Do it.")]
-EventFile = Annotated[
-    Path | None,
-    option(
-        "PATH",
-        "Append events to this file, as JSON lines (docs/events.md); in a folder to a file"
-        " for each pipeline.",
-    ),
-]
-SparkLogFile = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="File for Spark's own output; - for stderr.", dir_okay=False),
-]
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What a run serves by HTTP, and the format of its log."""
-
-    http: Annotated[
-        str | None,
-        option(
-            "HOST:PORT",
-            "Serve /livez, /readyz and /metrics there (docs/probes.md);"
-            " without a host for this machine only.",
-        ),
-    ] = None
-    polling_ttl: Annotated[
-        str | None, option("TIME", "/livez fails without a look for records for longer; 5 minutes.")
-    ] = None
-    consuming_ttl: Annotated[
-        str | None,
-        option("TIME", "/livez fails without a commit for longer, if there are records; 1 minute."),
-    ] = None
-    metrics: Annotated[
-        str | None,
-        option(
-            "HOST:PORT",
-            "Serve metrics for Prometheus there (docs/metrics.md), without the probes of --http.",
-        ),
-    ] = None
-    allow_host: AllowHost = None
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(callback=_logs, help="json: one object a line on stderr (docs/metrics.md)."),
-    ] = "text"
-
-
-@dataclass(frozen=True)
-class ResetTo:
-    """The verbs of a reset, of which one is given."""
-
-    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False
-    to_latest: Annotated[bool, typer.Option("--to-latest")] = False
-    to_offset: Annotated[int | None, typer.Option(metavar="N")] = None
-    to_datetime: Annotated[str | None, option("TIME", "ISO 8601; UTC without an offset.")] = None
-    shift_by: Annotated[int | None, option("N", "Forward, or backward when negative.")] = None
-    by_duration: Annotated[str | None, option("PnDTnHnMnS", "Duration before now: PT1H30M.")] = None
-
-
-@dataclass(frozen=True)
-class WhichRejects:
-    """The conditions of rejects."""
-
-    reason: Annotated[
-        str | None,
-        option("TEXT", "Only rejects with this text in the reason."),
-    ] = None
-    partition: Annotated[
-        list[str] | None, option("TOPIC[:0,1]", "Only of these partitions; may be repeated.")
-    ] = None
-    since: Annotated[
-        str | None, option("TIME", "Only of records at or after it (UTC), or no older: 12h.")
-    ] = None
-    before: Annotated[
-        str | None, option("TIME", "Only of records before it (UTC), or older: 90d.")
-    ] = None
-
-
-def assigned(option: str, texts: Iterable[str] | None) -> dict[str, str]:
-    """``KEY=VALUE`` texts as a mapping.
-
-    Raises:
-        ConfigError: one of them has no equals sign.
+    Args:
+        metavar: what stands for the value.
+        told: its help text.
+        names: by default that of the field.
+        default: ``...``: it is required.
+        more: limits, and further arguments of :func:`typer.Option`.
     """
-    found = {}
-    for text in texts or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(option, "needs KEY=VALUE", way_out=f"write {option} key=value")
-        found[key.strip()] = value
-    return found
+    return typer.Option(default, *names, metavar=metavar, help=told, **more)
 
 
-# -- commands ------------------------------------------------------------------------------
+def flag(told: str | None, *names: str, default: bool | None = False, **more: Any) -> Any:
+    """An option without a value, as a field of :class:`Options`; see :func:`option`."""
+    return typer.Option(default, *names, help=told, **more)
 
 
-Verb = TypeVar("Verb", bound=Callable[..., int | None])
-_ONLY = inspect.Parameter.KEYWORD_ONLY
+def argument(metavar: str, told: str, default: Any = ...) -> Any:
+    """An argument, as a field of :class:`Options`; see :func:`option`."""
+    return typer.Argument(default, metavar=metavar, help=told)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Options:
+    """The options of a verb as a value: a subclass is a frozen dataclass.
+
+    A field whose type is such a class stands for the options of its fields.
+    """
+
+    def __init_subclass__(cls) -> None:
+        for name, one in list(vars(cls).items()):
+            if isinstance(one, ParameterInfo):
+                default = MISSING if one.default is ... else one.default
+                setattr(cls, name, field(default=default, metadata={"info": one}))
+        dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Reporting(Options):
+    """The options of a verb whose result programs can read."""
+
+    as_json: bool = flag("Print JSON for programs.", "--json")
+
+
+class Logging(Options):
+    """The last options of each verb."""
+
+    log_level: LogLevel | None = option(None, "Log from this level on; info.", callback=log_changes)
+    debug: bool = flag("Log every step; show tracebacks.", callback=log_changes)
+
+
+class Result(NamedTuple):
+    """What a verb has found.
+
+    Attributes:
+        as_json: makes JSON-able values for programs.
+        show: prints it for people.
+        code: the exit code.
+    """
+
+    as_json: Callable[[], Any]
+    show: Callable[[], object]
+    code: int = 0
+
+    def print(self, *, as_json: bool) -> int:
+        """Print it; returns the exit code."""
+        if as_json:
+            screen.show_json(self.as_json())
+        else:
+            self.show()
+        return self.code
 
 
 class Commands(typer.Typer):
@@ -177,66 +123,63 @@ class Commands(typer.Typer):
         self.add_typer(inner, name=name)
         return inner
 
-    def verb(self, name: str | None = None) -> Callable[[Verb], Verb]:
-        """Register a function as a command, by default of the function's name.
+    def verb(self, options: type[Any], work: str) -> None:
+        """Register a command: its help is the docstring of its options, its name the last word of
+        their class.
 
-        A parameter whose type is a dataclass stands for the options of its fields. ``--log-level``
-        and ``--debug`` are added as the last options. A variable sets each option, but for those
-        that permit a loss. The function returns the exit code; None is 0.
+        ``--log-level`` and ``--debug`` are added as the last options. A variable sets each option,
+        but for those that permit a loss.
+
+        Args:
+            options: a subclass of :class:`Options`.
+            work: ``module:function``, which is imported when the command runs. It gets the options,
+                and returns a :class:`Result` or the exit code; None is 0.
         """
+        name = findall("[A-Z][a-z]*", options.__name__)[-1].lower()
 
-        def registered(function: Verb) -> Verb:
-            prefix = f"{self.prefix}_{(name or function.__name__).upper()}"
-            self.command(name)(_expanded(function, prefix))
-            return function
+        def called(**given: Any) -> None:
+            done = resolve_name(work)(_made(options, given))
+            code = done.print(as_json=given["as_json"]) if isinstance(done, Result) else done
+            if code:
+                raise typer.Exit(code)
 
-        return registered
-
-
-def _expanded(function: Callable[..., int | None], prefix: str) -> Callable[..., None]:
-    """The function with the signature that Typer reads."""
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    types = {one.name: one.annotation for one in own}
-    groups = {
-        name: one for name, one in types.items() if isinstance(one, type) and is_dataclass(one)
-    }
-
-    @functools.wraps(function)
-    def called(*, log_level: Any, debug: bool, **given: Any) -> None:  # noqa: ARG001 - callbacks
-        for name, group in groups.items():
-            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group)})
-        if code := function(**given):
-            raise typer.Exit(code)
-
-    parameters: list[inspect.Parameter] = []
-    for one in own:
-        given = _options(groups[one.name]) if one.name in groups else [one.replace(kind=_ONLY)]
-        parameters += given
-    parameters.append(inspect.Parameter("log_level", _ONLY, default=None, annotation=Level))
-    parameters.append(inspect.Parameter("debug", _ONLY, default=False, annotation=Debug))
-    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [_with_variable(one, prefix) for one in parameters]
-    )
-    return called
+        prefix = f"{self.prefix}_{name.upper()}"
+        parameters = (*_parameters(options, prefix), *_parameters(Logging, prefix))
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.command(name, help=options.__doc__)(called)
 
 
 _TYPED = ("execute", "erase", "force", "token")
-"""Parameters of options that must be typed; ONCELY_WEB_TOKEN is the token itself."""
+"""Fields of options that must be typed; ONCELY_WEB_TOKEN is the token itself."""
 
 
-def _with_variable(parameter: inspect.Parameter, prefix: str) -> inspect.Parameter:
-    """An option with the variable that sets it, named after command and option."""
-    kind, info = get_args(parameter.annotation)
-    if not isinstance(info, typer.models.OptionInfo) or parameter.name in _TYPED:
-        return parameter
-    given = [str(one) for one in (info.default, *(info.param_decls or ()))]  # Typer takes either
-    name = next((one for one in given if one.startswith("--")), parameter.name).partition("/")[0]
-    made = copy(info)
-    made.envvar = f"{prefix}_{name.strip('-').replace('-', '_').upper()}"
-    return parameter.replace(annotation=Annotated[kind, made])
+def _parameters(options: type[Any], prefix: str) -> Iterator[inspect.Parameter]:
+    """The signature that Typer reads, ``--json`` last; variables are named after command and
+    option."""
+    types = get_type_hints(options)
+    for one in sorted(fields(options), key=lambda one: one.name == "as_json"):
+        if _is_group(kind := types[one.name]):
+            yield from _parameters(kind, prefix)
+            continue
+        info = copy(one.metadata["info"])
+        if isinstance(info, OptionInfo):
+            info.param_decls = info.param_decls or (f"--{one.name.replace('_', '-')}",)
+            name = next(decl for decl in info.param_decls if decl.startswith("--"))
+            if one.name not in _TYPED:
+                variable = name.partition("/")[0].strip("-").replace("-", "_").upper()
+                info.envvar = f"{prefix}_{variable}"
+        yield inspect.Parameter(
+            one.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind
+        )
 
 
-def _options(group: type[Any]) -> Iterator[inspect.Parameter]:
-    types = get_type_hints(group, include_extras=True)
-    for one in fields(group):
-        yield inspect.Parameter(one.name, _ONLY, default=one.default, annotation=types[one.name])
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Options)
+
+
+def _made(options: type[Any], given: dict[str, Any]) -> Any:
+    types = get_type_hints(options)
+    return options(**{
+        one.name: _made(kind, given) if _is_group(kind := types[one.name]) else given[one.name]
+        for one in fields(options)
+    })  # fmt: skip

@@ -1,19 +1,24 @@
-"""``oncely plan``: the verdict, what is wrong and the effects of a run, on one screen."""
+"""``oncely plan``: the verdict, what is wrong and the effects of a run, on one screen; and ``oncely
+init``, which proposes a pipeline file."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
-from oncely.cli.tables import LEFT, REST, RIGHT, cell, short, show
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, REST, RIGHT, cell, short, show
+from oncely.errors import ConfigError
 from oncely.kinds.destination import Connections, Problem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
 from oncely.wording import plural
@@ -22,34 +27,28 @@ if TYPE_CHECKING:
     from oncely.pipeline.trial import Trial
 
 
-def show_plan(
-    file: Path, use_spark: bool | None, sample: int, as_json: bool, *, guarantee: bool, ddl: bool
-) -> int:
-    """Print the plan, and if wanted the guarantee in words, and statements; returns the exit
-    code."""
-    pipeline = opened(file, imports=True)
-    if screen.err.is_terminal:
-        with screen.err.status("checking brokers, table and code"):
-            plan = pipeline.plan(use_spark=use_spark, sample=sample)
-    else:
-        plan = pipeline.plan(use_spark=use_spark, sample=sample)
-    if as_json:
-        screen.show_json(plan.as_json())
-        return plan.exit_code
+def show_plan(asked: verbs.Plan) -> Result:
+    """The plan, and if wanted the guarantee in words, and statements."""
+    pipeline, live = opened(asked.file, imports=True), screen.err.is_terminal
+    with screen.err.status("checking brokers, table and code") if live else nullcontext():
+        plan = pipeline.plan(use_spark=asked.spark, sample=asked.sample)
+    return Result(plan.as_json, partial(_show, plan, asked), plan.exit_code)
+
+
+def _show(plan: Plan, asked: verbs.Plan) -> None:
     _verdict(plan)
     _facts(plan)
-    if guarantee:
+    if asked.guarantee:
         _guarantee(plan)
     if plan.sample is not None:
         show_trial(plan.sample)
-    if ddl:
+    if asked.ddl:
         _topics(plan.topics)
         _columns(plan.sink)
         _statements("DDL", "of what is missing, for a role that may create it", plan.ddl)
-    if ddl or plan.denied:
+    if asked.ddl or plan.denied:
         _statements("Kafka ACLs", "if the broker has an authorizer", plan.acls)
     _first_run(plan)
-    return plan.exit_code
 
 
 def _labelled(rows: Iterable[tuple[str, str | Text]]) -> None:
@@ -231,3 +230,49 @@ def _unnamed(trial: Trial) -> None:
     )
     if len(trial.unnamed) > len(named):
         screen.out.print(f"{len(trial.unnamed) - len(named):,} more than shown")
+
+
+# -- init ----------------------------------------------------------------------------------
+
+
+def propose(asked: verbs.Init) -> None:
+    """Write the proposed file; ``-`` is standard output.
+
+    Raises:
+        ConfigError: the file exists, or can't be written.
+    """
+    from oncely.pipeline.init import Wanted, default_file, exports, given_pipeline, pipeline_file
+
+    kafka = _assigned(asked.kafka or ())
+    wanted = Wanted(asked.brokers, asked.topic, asked.to, asked.registry, kafka, asked.sample)
+    file = default_file(wanted.topic) if asked.out is None else asked.out
+    shown = str(file) != "-"
+    if shown and file.exists() and not asked.force:
+        raise ConfigError("--out", f"{file} exists", way_out="--force replaces it; - prints it")
+    given = given_pipeline(wanted)
+    screen.hide(given.secrets)
+    text = pipeline_file(wanted, given, str(file) if shown else "FILE")
+    if not shown:
+        sys.stdout.write(text)
+        return
+    try:
+        file.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError("--out", f"can't write {file}: {error.strerror}") from None
+    steps = (exports(wanted), f"oncely plan {file} --sample {wanted.sample}")
+    screen.out.print("\n  ".join([f"wrote {file}; next:", *filter(None, steps)]))
+
+
+def _assigned(texts: Sequence[str]) -> dict[str, str]:
+    """The properties of ``--kafka KEY=VALUE``.
+
+    Raises:
+        ConfigError: one of them has no equals sign.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("--kafka", "needs KEY=VALUE", way_out="write --kafka key=value")
+        found[key.strip()] = value
+    return found

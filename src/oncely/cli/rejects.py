@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from functools import partial
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
-from oncely.cli.options import WhichRejects
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, REST, RIGHT, short, show
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.tables import LEFT, REST, RIGHT, short, show
-from oncely.pipeline.rejects import Reason, RejectFilter, filter_of
+from oncely.pipeline.rejects import Discarded, Reason, RejectFilter, Rejects, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session
 from oncely.wording import plural
 
 
-def list_rejects(
-    file: Path, limit: int, which: RejectFilter, *, discarded: bool, as_json: bool
-) -> None:
+def list_rejects(asked: verbs.RejectsList) -> Result:
     """Print the reasons of dead letters, and the first dead letters."""
+    which = reject_filter(asked.which)
     chosen = None if which == RejectFilter() else which
-    found = opened(file).rejects(limit, chosen, discarded=discarded)
-    if as_json:
-        screen.show_json(rejects_as_json(found))
-        return
+    found = opened(asked.file).rejects(asked.limit, chosen, discarded=asked.discarded)
+    shown = partial(_rejects, found, discarded=asked.discarded)
+    return Result(partial(rejects_as_json, found), shown)
+
+
+def _rejects(found: Rejects, *, discarded: bool) -> None:
     if found.listed:
         _reasons(found.reasons)
         show(
@@ -55,7 +56,7 @@ def _reasons(found: Iterable[Reason]) -> None:
     screen.out.print()
 
 
-def reject_filter(which: WhichRejects) -> RejectFilter:
+def reject_filter(which: verbs.WhichRejects) -> RejectFilter:
     """The filter of the options.
 
     Raises:
@@ -68,22 +69,25 @@ def _bytes(value: bytes | None) -> str | None:
     return None if value is None else short(value.decode("utf-8", "replace"))
 
 
-def discard_rejects(file: Path, which: RejectFilter, *, execute: bool, as_json: bool) -> None:
+def discard_rejects(asked: verbs.RejectsDiscard) -> Result:
     """Discard dead letters, or print those that would be."""
-    done = opened(file).discard(which, execute=execute)
-    if as_json:
-        screen.show_json(done.as_json())
-        return
+    which = reject_filter(asked.which)
+    done = opened(asked.file).discard(which, execute=asked.execute)
+    return Result(done.as_json, partial(_discarded, done))
+
+
+def _discarded(done: Discarded) -> None:
     if done.reasons:
         _reasons(done.reasons)
-    screen.out.print(f"{plural(done.total, 'reject')} {'' if execute else 'would be '}discarded")
-    if done.total and not execute:
+    would = "" if done.executed else "would be "
+    screen.out.print(f"{plural(done.total, 'reject')} {would}discarded")
+    if done.total and not done.executed:
         screen.note("this is a dry run; --yes removes key, value and headers for good")
 
 
-def replay_rejects(file: Path, as_json: bool) -> None:
+def replay_rejects(asked: verbs.RejectsReplay) -> Result:
     """Decode dead letters again; print the number that were moved."""
-    pipeline = opened(file, imports=True)
+    pipeline = opened(asked.file, imports=True)
     with SparkLog(pipeline.settings.name, None) as log:
         spark = None
         if pipeline.spark_path is not None and pipeline.status().rejects:
@@ -93,9 +97,10 @@ def replay_rejects(file: Path, as_json: bool) -> None:
         finally:
             if spark is not None:
                 session.stop(spark)
-    if as_json:
-        screen.show_json({"moved": moved, "kept": kept})
-        return
+    return Result(lambda: {"moved": moved, "kept": kept}, partial(_replayed, moved, kept))
+
+
+def _replayed(moved: int, kept: int) -> None:
     screen.out.print(f"{moved:,} moved, {kept:,} remain rejects")
     if kept:
         screen.note("`oncely rejects list` shows the new reasons")

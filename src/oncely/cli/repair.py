@@ -7,14 +7,16 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oncely.audit.report import EXIT_CODES, KINDS, Finding, FindingKind, Report
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.audit import show_report
 from oncely.cli.opened import opened
-from oncely.cli.tables import LEFT, REST, RIGHT, show
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, REST, RIGHT, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
 from oncely.kafka.start import parse_moment
@@ -28,50 +30,34 @@ _SHOWN = 20
 _STALE = "the audit of now does not find it: it was corrected, or the ledger has changed"
 
 
-def repair_file(
-    file: Path,
-    report: Path | None,
-    *,
-    execute: bool,
-    max_removed: int,
-    as_json: bool,
-    events: Path | None,
-) -> int:
-    """Repair the findings of an audit, or those of them that a report has; returns the exit code.
+def repair_file(asked: verbs.Repair) -> Result:
+    """Repair the findings of an audit, or those of them that a report has.
 
     What a report names is true of its time: rows may have been corrected since, or the ledger.
     """
-    pipeline = opened(file, imports=True)
-    chosen = None if report is None else findings_of(report, pipeline.settings.name)
+    pipeline, most = opened(asked.file, imports=True), asked.max_removed
+    name = pipeline.settings.name
+    chosen = None if asked.report is None else findings_of(asked.report, name)
     audited = pipeline.audit()
     found, code = [replace(one, detail="") for one in audited.findings], audited.exit_code
     if chosen is not None:
         (wanted, code), now = chosen, set(found)
         stale = [Impossible(one, _STALE) for one in wanted if one not in now]
         found = [one for one in wanted if one in now]
-    done = pipeline.repair(found, execute=execute, max_removed=max_removed, events=events)
+    done = pipeline.repair(found, execute=asked.execute, max_removed=most, events=asked.events)
     if chosen is not None:
         done = replace(done, impossible=[*done.impossible, *stale])
-    if not execute and (told := done.exceeds(max_removed)):
+    if not asked.execute and (told := done.exceeds(most)):
         screen.note(f"with --execute it would be refused: {told}")
-    return _conclude(pipeline, done, code, as_json=as_json)
+    return _concluded(pipeline, done, code)
 
 
-def backfill_file(
-    file: Path,
-    begin: str | None,
-    end: str | None,
-    offsets: Sequence[str],
-    *,
-    execute: bool,
-    as_json: bool,
-    events: Path | None,
-) -> int:
-    """Process ranges again; returns the exit code."""
-    pipeline = opened(file, imports=True)
-    ranges = chosen_ranges(pipeline, begin, end, offsets)
-    done = pipeline.backfill(ranges, execute=execute, events=events)
-    return _conclude(pipeline, done, 0, as_json=as_json)
+def backfill_file(asked: verbs.Backfill) -> Result:
+    """Process ranges again."""
+    pipeline = opened(asked.file, imports=True)
+    ranges = chosen_ranges(pipeline, asked.begin, asked.end, asked.offsets or ())
+    done = pipeline.backfill(ranges, execute=asked.execute, events=asked.events)
+    return _concluded(pipeline, done, 0)
 
 
 # -- input --------------------------------------------------------------------------------------
@@ -181,14 +167,14 @@ def _ranges_of(offsets: Sequence[str]) -> dict[TopicPartition, OffsetRange]:
 # -- output -------------------------------------------------------------------------------------
 
 
-def _conclude(pipeline: Pipeline, done: Repaired, code: int, *, as_json: bool) -> int:
-    """Print the effect, audit again after an execution, and return the exit code."""
+def _concluded(pipeline: Pipeline, done: Repaired, code: int) -> Result:
+    """The effect; audits again after an execution."""
     after = _audit_again(pipeline) if done.executed else None
-    if as_json:
-        screen.show_json(done.as_json() | {"audit": after and after.as_json()})
-    else:
-        _show(done, after)
-    return code if after is None else after.exit_code
+    return Result(
+        lambda: done.as_json() | {"audit": after and after.as_json()},
+        partial(_show, done, after),
+        code if after is None else after.exit_code,
+    )
 
 
 def _audit_again(pipeline: Pipeline) -> Report:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING
 
 from oncely import artifacts
-from oncely.cli import options, screen
+from oncely.cli import options, screen, verbs
 from oncely.cli.opened import files_of, opened, opened_app, opened_together, seconds
-from oncely.cli.options import Serving
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
 from oncely.cli.signals import Signals
 from oncely.cli.spark_log import SparkLog
@@ -24,7 +23,6 @@ from oncely.pandas_import import without_pandas
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
-from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
@@ -37,36 +35,30 @@ log = logging.getLogger("oncely.run")
 _PATIENCE = 5.0  # seconds that an orderly end may take after the second signal
 
 
-def run_files(
-    paths: Sequence[Path],
-    until: Literal["latest"] | None,
-    spark_log: Path | None,
-    events: Path | None = None,
-    http: Http | None = None,
-    on_fenced: OnFenced = "end",
-) -> int:
+def run_files(asked: verbs.Run) -> int:
     """Run pipeline files in one Spark application until they end or a signal ends them.
 
     Returns the exit code.
     """
+    http = probes(asked.serving)
 
     def begun(stop: StopSignal, signals: Signals) -> Sequence[Run]:
-        application = opened_together(files_of(paths))
+        application = opened_together(files_of(asked.files))
         configure()
         if application.on_spark:
             artifacts.java()
         with (
-            _runs_of(application, events, http) as runs,
-            SparkLog(application.name, spark_log) as out,
+            _runs_of(application, asked.events, http) as runs,
+            SparkLog(application.name, asked.spark_log) as out,
         ):
-            _run(application, runs, until, stop, signals, out, on_fenced)
+            _run(application, runs, asked, stop, signals, out)
         return runs
 
-    return until_stopped(until, force, begun)
+    return until_stopped(asked.until, force, begun)
 
 
 def until_stopped(
-    until: Literal["latest"] | None,
+    until: verbs.Ending | None,
     force: Callable[[], None],
     begun: Callable[[StopSignal, Signals], Sequence[Run]],
 ) -> int:
@@ -90,7 +82,7 @@ def until_stopped(
     return ended(stop, until, runs)
 
 
-def ended(stop: StopSignal, until: Literal["latest"] | None, runs: Sequence[Run]) -> int:
+def ended(stop: StopSignal, until: verbs.Ending | None, runs: Sequence[Run]) -> int:
     """Tell how runs have ended; returns the exit code.
 
     Raises:
@@ -130,7 +122,7 @@ def _runs_of(
         yield [Run(*one, alone) for one in zip(pipelines, outputs, heard, strict=True)]
 
 
-def probes(given: Serving) -> Http | None:
+def probes(given: verbs.Serving) -> Http | None:
     """The probes and metrics that the options ask for.
 
     Raises:
@@ -154,11 +146,10 @@ def probes(given: Serving) -> Http | None:
 def _run(
     application: Application,
     runs: Sequence[Run],
-    until: Literal["latest"] | None,
+    asked: verbs.Run,
     stop: StopSignal,
     signals: Signals,
     out: SparkLog,
-    on_fenced: OnFenced,
 ) -> None:
     for one in runs:
         one.say("checking topics and table")
@@ -180,7 +171,11 @@ def _run(
             if spark is not None and run.pipeline.settings.runtime == "spark":
                 own = application.enter(spark, run.pipeline)
             return run.pipeline.run(
-                until, stop=stop, listener=run.listener, spark=own, on_fenced=on_fenced
+                asked.until,
+                stop=stop,
+                listener=run.listener,
+                spark=own,
+                on_fenced=asked.on_fenced,
             )
 
         each(runs, telling(one))
@@ -275,31 +270,28 @@ def force() -> None:
 _APP = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def work_file(
-    file: Path,
-    until: Literal["latest"] | None,
-    events: Path | None = None,
-    http: Http | None = None,
-    on_fenced: OnFenced = "end",
-) -> int:
+def work_file(asked: verbs.Work) -> int:
     """Work on a pipeline file, or ``module:app``, until it ends or a signal ends it.
 
     Returns the exit code.
     """
+    http = probes(asked.serving)
 
     def begun(stop: StopSignal, signals: Signals) -> list[Run]:
-        pipeline = _worker_of(file)
+        pipeline = _worker_of(asked.file)
         with (
             progress_of(pipeline) as progress,
-            logged(pipeline, events, progress) as told,
+            logged(pipeline, asked.events, progress) as told,
             probed(pipeline, http, told, pipeline.settings.worker_group) as listener,
         ):
             progress.say("checking topics and table")
             signals.idle = False
-            done = pipeline.work(until, stop=stop, listener=listener, on_fenced=on_fenced)
+            done = pipeline.work(
+                asked.until, stop=stop, listener=listener, on_fenced=asked.on_fenced
+            )
         return [finished(pipeline, progress, done=bool(done))]
 
-    return until_stopped(until, _force, begun)
+    return until_stopped(asked.until, _force, begun)
 
 
 def _worker_of(file: Path) -> Pipeline:

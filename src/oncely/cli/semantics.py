@@ -6,6 +6,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,30 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely import artifacts
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.local import importing_servers
+from oncely.cli.options import Result
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
     from oncely.testing.semantics.cells import Cell, Outcome, SinkKind
 
 
-def show_semantics(
-    sinks: Sequence[str],
-    deliveries: Sequence[str],
-    points: Sequence[str],
-    folder: Path,
-    *,
-    on_spark: bool,
-    as_json: bool,
-) -> int:
-    """Kill, restart, count, print; returns exit code 1 if a guarantee was broken.
-
-    Args:
-        sinks, deliveries, points: restrict the trials; empty for all.
-        folder: the folder of the report.
-        on_spark: run the pipelines on Spark, not on processes.
-        as_json: print the report's numbers instead of a table.
+def show_semantics(asked: verbs.Semantics) -> int:
+    """Kill, restart, count; the exit code is 1 if a guarantee was broken.
 
     Raises:
         WrongInput: the packages of the local servers are missing; no such sink, semantics or point.
@@ -44,6 +32,7 @@ def show_semantics(
     with importing_servers():
         import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
         from oncely.testing.semantics import cells, page
+    sinks, deliveries, points = asked.sink or [], asked.delivery or [], asked.kill_point or []
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
     _known("--kill-point", points, cells.POINTS)
@@ -58,14 +47,11 @@ def show_semantics(
             " alone has a commit of its own",
         )
     signal.signal(signal.SIGTERM, _interrupt)
-    outcomes = _all([chain for chain in chains if chain], on_spark=on_spark)
-    written = page.write(outcomes, folder)
+    outcomes = _all([chain for chain in chains if chain], on_spark=asked.runtime == "spark")
+    written = page.write(outcomes, asked.folder)
     problems = cells.problems(outcomes)
-    if as_json:
-        screen.show_json([one.as_json() for one in outcomes])
-    else:
-        _show(outcomes)
-        screen.out.print(f"\n{written[1]} is the report, {written[0]} contains its numbers")
+    shown = partial(_show, outcomes, written)
+    Result(lambda: [one.as_json() for one in outcomes], shown).print(as_json=asked.as_json)
     for problem in problems:
         screen.err.print(Text(f"✗ {problem}", style="red"))
     return 1 if problems else 0
@@ -107,7 +93,7 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt  # as by Ctrl-C: all child processes are ended
 
 
-def _show(outcomes: Sequence[Outcome]) -> None:
+def _show(outcomes: Sequence[Outcome], written: tuple[Path, Path]) -> None:
     from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF
     from oncely.testing.semantics.page import TITLES
 
@@ -123,6 +109,7 @@ def _show(outcomes: Sequence[Outcome]) -> None:
                 table.add_row(point, *map(_cell, row))
         screen.out.print()
         screen.out.print(table)
+    screen.out.print(f"\n{written[1]} is the report, {written[0]} contains its numbers")
 
 
 def _cell(one: Outcome | None) -> Text:

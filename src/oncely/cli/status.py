@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
-from oncely.cli.tables import LEFT, RIGHT, duration, show
+from oncely.cli.options import Result
+from oncely.cli.screen import LEFT, RIGHT, duration, show
 from oncely.errors import OncelyError
 from oncely.pipeline.status import NOBODY, Status, unreadable
 from oncely.wording import plural
@@ -22,37 +24,36 @@ if TYPE_CHECKING:
 _STYLES = {"OK": "green", "WARN": "yellow", "STALL": "bold red"}
 
 
-def show_status(paths: Sequence[Path], *, as_json: bool, check: bool) -> int:
-    """Print positions and lags of a pipeline, or the overview of several.
+def show_status(asked: verbs.Status) -> Result | int:
+    """Positions and lags of a pipeline, or the overview of several.
 
-    With ``check`` the result is the code of the worst verdict, else 0.
+    With ``check`` the exit code is that of the worst verdict, else 0.
     """
-    if len(paths) > 1 or paths[0].is_dir():
-        code = _show_several(paths, as_json)
-    else:
-        try:
-            code = _show_one(paths[0], as_json)
-        except OncelyError as error:
-            if not check:
-                raise
-            screen.show_error(error, debug=False)
-            code = unreadable(error.message).code
-    return code if check else 0
+    paths = asked.paths
+    try:
+        several = len(paths) > 1 or paths[0].is_dir()
+        found = _several(paths) if several else _one(paths[0])
+    except OncelyError as error:
+        if several or not asked.check:
+            raise
+        screen.show_error(error, debug=False)
+        return unreadable(error.message).code
+    return found if asked.check else found._replace(code=0)
 
 
-def _show_several(paths: Sequence[Path], as_json: bool) -> int:
+def _several(paths: Sequence[Path]) -> Result:
     from oncely.cli.top import read_once, rendered
     from oncely.cli.web import opened_subjects
 
     read = read_once(opened_subjects(paths))
-    if as_json:
-        screen.show_json([
-            {"name": subject.name, "file": str(subject.file), **_as_json(one)}
-            for subject, one in read
-        ])  # fmt: skip
-    else:
-        screen.out.print(rendered(read), soft_wrap=False)
-    return max(one.verdict.code for _, one in read)
+    told = (
+        {"name": subject.name, "file": str(subject.file), **_as_json(one)} for subject, one in read
+    )
+    return Result(
+        lambda: list(told),
+        lambda: screen.out.print(rendered(read), soft_wrap=False),
+        max(one.verdict.code for _, one in read),
+    )
 
 
 def _as_json(one: Overview) -> dict[str, Any]:
@@ -61,14 +62,16 @@ def _as_json(one: Overview) -> dict[str, Any]:
     return {"state": one.verdict.state, "verdict": one.verdict.kind, "reason": one.verdict.reason}
 
 
-def _show_one(file: Path, as_json: bool) -> int:
+def _one(file: Path) -> Result:
     pipeline = opened(file)
     status = pipeline.status()
     for warning in status.warnings:
         screen.note(f"warning: {warning}")
-    if as_json:
-        screen.show_json(status.as_json())
-        return status.judgement.code
+    shown = partial(_show, pipeline.settings.name, status)
+    return Result(status.as_json, shown, status.judgement.code)
+
+
+def _show(name: str, status: Status) -> None:
     show(
         [
             ("topic", LEFT),
@@ -91,11 +94,9 @@ def _show_one(file: Path, as_json: bool) -> int:
         ),
     )
     ran = f"epoch {status.epoch}" if status.epoch else "never ran"
-    name = pipeline.settings.name
     screen.out.print(f"\n{name}: {ran}, lag {status.lag:,}, rejects {status.rejects:,}")
     _show_state(status)
     _show_members(status)
-    return status.judgement.code
 
 
 def _show_members(status: Status) -> None:

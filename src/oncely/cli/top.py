@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from select import select
 
 from rich import box
@@ -18,8 +17,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from oncely.cli import screen
-from oncely.cli.tables import cell
+from oncely.cli import screen, verbs
+from oncely.cli.screen import cell
 from oncely.cli.web import opened_subjects
 from oncely.pipeline.status import Level
 from oncely.web.model import Overview, Subject, overview
@@ -37,17 +36,17 @@ _UP, _DOWN, _PAGE_UP, _PAGE_DOWN = "\x1b[A", "\x1b[B", "\x1b[5~", "\x1b[6~"  # E
 Read = Sequence[tuple[Subject, Overview | None]]
 
 
-def top(paths: Sequence[Path], every: float, *, once: bool) -> int:
+def top(asked: verbs.Top) -> int:
     """Show the overview until ``q`` or Ctrl-C.
 
     With ``once``, or into a pipe or a file, prints it once and returns the worst verdict's code.
     """
-    found = opened_subjects(paths)
-    if once or not screen.out.is_terminal:
+    found = opened_subjects(asked.paths)
+    if asked.once or not screen.out.is_terminal:
         read = read_once(found)
         screen.out.print(rendered(read), soft_wrap=False)
         return max(one.verdict.code for _, one in read)
-    watched = [Watched(one, every) for one in found]
+    watched = [Watched(one, asked.every) for one in found]
     try:
         with Live(console=screen.out, screen=True, auto_refresh=False) as live, keys() as pressed:
             _show(live, watched, pressed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely import artifacts
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.local import importing_servers
 from oncely.cli.opened import opened_app
+from oncely.cli.options import Result
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
@@ -22,21 +24,14 @@ if TYPE_CHECKING:
 _WIDTH = 60
 
 
-def torture_app(
-    app: str,
-    tables: Sequence[str],
-    setup: Path | None,
-    records: Path | None,
-    ignored: Sequence[str],
-    *,
-    as_json: bool,
-) -> int:
+def torture_app(asked: verbs.Torture) -> int:
     """Kill handlers at each step of their commits, compare, print; exit code 1 if tables differ.
 
     Raises:
         WrongInput: the packages of the local servers are missing; an option does not fit; or two
             runs without faults differ.
     """
+    app, tables, records = asked.app_path, asked.table, asked.records
     if not tables:
         raise WrongInput("no table to compare", way_out="--table NAME, once for each")
     with importing_servers():
@@ -51,7 +46,7 @@ def torture_app(
         published = records_of.samples(topics, pipeline.decoder.schema, raw=raw)
     else:
         published = records_of.read(records, topics)
-    statements = _text(setup)
+    statements = _text(asked.setup)
     artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     with (
         tempfile.TemporaryDirectory(prefix="oncely-torture-") as folder,
@@ -59,12 +54,12 @@ def torture_app(
         Postgres() as postgres,
     ):
         records_of.publish(broker, topics, published)
-        create, place = postgres.create_database, Path(folder)
+        create, place, ignored = postgres.create_database, Path(folder), asked.ignore or ()
         stage = trial.Stage(app, broker.bootstrap, create, place, statements, tables, ignored)
         expected, calls = trial.reference(stage)
         with screen.counting("killed, restarted and compared", 2 * len(calls)) as advance:
             outcomes = trial.run(stage, expected, calls, advance)
-    return _told(outcomes, as_json=as_json)
+    return _told(outcomes, as_json=asked.as_json)
 
 
 def _text(setup: Path | None) -> str:
@@ -76,10 +71,8 @@ def _text(setup: Path | None) -> str:
 
 def _told(outcomes: Sequence[Outcome], *, as_json: bool) -> int:
     bad = [one for one in outcomes if not one.is_good]
-    if as_json:
-        screen.show_json([one.as_json() for one in outcomes])
-    else:
-        _show(outcomes)
+    shown = partial(_show, outcomes)
+    Result(lambda: [one.as_json() for one in outcomes], shown).print(as_json=as_json)
     if bad:
         said = f"✗ {len(bad)} of {len(outcomes)} kills changed the result: what these handlers do"
         screen.err.print(Text(f"{said} is not all in their transaction", style="red"))

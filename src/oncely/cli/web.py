@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncely.cli import screen
+from oncely.cli import screen, verbs
 from oncely.cli.opened import importable, refuse_stdin
 from oncely.errors import OncelyError, WrongInput
 from oncely.extras import require
@@ -38,15 +38,7 @@ def opened_subjects(paths: Sequence[Path]) -> list[Subject]:
     return found
 
 
-def serve(
-    paths: Sequence[Path],
-    address: str,
-    names: Sequence[str],
-    audits: Path | None,
-    every: float,
-    *,
-    make_token: bool,
-) -> None:
+def serve(asked: verbs.Web) -> None:
     """Serve the pages until a signal.
 
     Raises:
@@ -57,12 +49,13 @@ def serve(
     require("web", "web", "the site")
     from oncely.web.server import Site, server_of
 
-    found = opened_subjects(paths)
-    host, port = parse_address("--listen", address)
-    token = _token(make_token)
+    found, audits, names = opened_subjects(asked.paths), asked.audits, asked.allow_host or ()
+    host, port = parse_address("--listen", asked.listen)
+    token = _token(asked.token)
     if token is None and (names or not is_loopback(host)):
         raise WrongInput(
-            f"--listen {address}, --allow-host: other machines would read records without a token",
+            f"--listen {asked.listen}, --allow-host: other machines would read records without a"
+            " token",
             way_out=f"set {TOKEN}, or let --token make one; or use neither of these options",
         )
     if audits is not None and not audits.is_dir():
@@ -70,16 +63,16 @@ def serve(
     for one in found:
         if one.pipeline is not None:
             importable(one.pipeline, one.file)
-    with _listening(address, host, port) as listening:
+    with _listening(asked.listen, host, port) as listening:
         port = listening.getsockname()[1]
         access = Access.of(host, port, token, names)
         servers: list[uvicorn.Server] = []
         site = Site(
-            [Watched(one, every) for one in found], access, audits,
+            [Watched(one, asked.every) for one in found], access, audits,
             ended=lambda: any(one.should_exit for one in servers),
         )  # fmt: skip
         servers.append(server_of(site.app()))
-        _announce(host, port, token, made=make_token and TOKEN not in os.environ)
+        _announce(host, port, token, made=asked.token and TOKEN not in os.environ)
         try:
             _run(servers[0], listening)
         finally:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic
 
+from oncely.commit import path
 from oncely.commit.backoff import Backoff
-from oncely.commit.delivery import Delivery, Order
-from oncely.commit.path import Outcome, attempts, pass_over, publish, require_current
+from oncely.commit.delivery import AnySink_co, Delivery, Order
+from oncely.commit.path import Outcome, attempts, pass_over, require_current
 from oncely.core.batch import Batch
 from oncely.core.claim import (
     NO_RECORDS,
@@ -93,10 +92,9 @@ class PositionTimer:
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
-        self._condition = threading.Condition()
+        self._lock, self._over = threading.Lock(), threading.Event()
         self._ends: dict[TopicPartition, Position] = {}
         self._since = 0
-        self._ending = False
         self._thread: Thread | None = None
         self._to: tuple[Ledger, Fence] | None = None
 
@@ -104,7 +102,7 @@ class PositionTimer:
         """Begin to save into this ledger."""
         self._to = ledger, fence
         if self._interval.seconds is not None and self._thread is None:
-            self._ending = False
+            self._over.clear()
             self._thread = Thread(self._tick, "commit-interval")
             self._thread.start()
 
@@ -115,7 +113,7 @@ class PositionTimer:
         """
         if self._thread is not None:
             self._thread.check()
-        with self._condition:
+        with self._lock:
             self._ends |= {tp: range_.end for tp, range_ in ranges.items()}
             self._since += sum(range_.end - range_.start for range_ in ranges.values())
             offsets = self._interval.offsets
@@ -125,31 +123,23 @@ class PositionTimer:
 
     def forget(self) -> None:
         """Forget unsaved ends: a new epoch begins at the stored positions."""
-        with self._condition:
+        with self._lock:
             self._ends, self._since = {}, 0
 
     def close(self) -> None:
         """Save the ends of the handed-out ranges. Called at the end without an error."""
-        with self._condition:
-            self._ending = True
-            self._condition.notify()
+        self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=30)
             self._thread = None
         self._save()
 
     def _tick(self) -> None:
-        seconds = self._interval.seconds or 0.0
-        due = time.monotonic() + seconds
-        while True:
-            with self._condition:
-                if self._condition.wait_for(lambda: self._ending, due - time.monotonic()):
-                    return
+        while not self._over.wait(self._interval.seconds):
             self._save()
-            due = time.monotonic() + seconds
 
     def _save(self) -> None:
-        with self._condition:
+        with self._lock:
             ends, self._ends, self._since = self._ends, {}, 0
         try:
             if self._to is not None and ends:
@@ -160,7 +150,7 @@ class PositionTimer:
             log.warning("positions were not saved: %s", error.message)
         except OncelyError as error:
             log.warning("positions were not saved, and are saved again later: %s", error)
-            with self._condition:
+            with self._lock:
                 self._ends = ends | self._ends
 
 
@@ -188,10 +178,6 @@ def save(ledger: Ledger, fence: Fence, ends: Mapping[TopicPartition, Position]) 
 
 
 _TIDY_AFTER = 10_000  # rows added to the history
-
-AnySink = TypeVar("AnySink", bound=Sink)
-AnyBatchSink = TypeVar("AnyBatchSink", bound=PublishesBatches)
-AnyTransform = TypeVar("AnyTransform")
 
 
 def take_over(sink: Sink, store: Ledger | None, takeover: Takeover) -> Opened:
@@ -233,49 +219,27 @@ class Housekeeping:
                 log.warning("housekeeping is postponed: %s", error.message)
 
 
-@dataclass
-class OpenRun(Generic[AnySink, AnyTransform]):
-    """State and operations that all kinds of runs share.
+@dataclass(frozen=True)
+class CommitContext(Generic[AnySink_co]):
+    """What a run commits with, whichever way it commits.
 
     Attributes:
-        sink: the destination; bound to it by :meth:`open`.
+        sink: the destination.
         source: reads ranges, and rejected records again, for their dead letters.
         decoder: decodes the records.
-        transform: transforms the decoded rows.
-        topics: the topics that are read.
-        max_rejects_share: the greatest share of rejects among the records, or None.
-        max_rejects_count: the greatest number of rejects, or None.
+        allowed: the reject budget, of which nothing is counted.
         store: the ledger of the positions; None: the sink's own ledger.
         order: the order in which records and positions take effect.
         interval: the interval of a position timer; None: positions move with each commit.
     """
 
-    sink: AnySink
+    sink: AnySink_co
     source: KafkaSource
     decoder: Decoder
-    transform: AnyTransform
-    topics: tuple[str, ...]
-    max_rejects_share: Fraction | None = None
-    max_rejects_count: int | None = None
+    allowed: Budget = field(default_factory=Budget)
     store: Ledger | None = None
     order: Order = "together"
     interval: Interval | None = None
-
-    def __post_init__(self) -> None:
-        self._fence: Fence | None = None
-        self._source: SourceIdentity | None = None
-        self._opened: tuple[TopicPartition, ...] = ()
-        self._leader_epochs: dict[TopicPartition, int] = {}
-        self._housekeeping = Housekeeping()
-        self._counted = self._noted = NOTHING_COUNTED
-        self._timer = PositionTimer(self.interval) if self.interval is not None else None
-
-    @property
-    def fence(self) -> Fence:
-        """The epoch of this run, after :meth:`open`."""
-        if self._fence is None:
-            raise InvariantViolation("the ledger was not opened")
-        return self._fence
 
     @property
     def ledger(self) -> Ledger:
@@ -283,7 +247,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         return self.sink.ledger if self.store is None else self.store
 
     @property
-    def delivery(self) -> Delivery[AnySink]:
+    def delivery(self) -> Delivery[AnySink_co]:
         """The delivery of commits by the driver itself."""
         return Delivery(self.sink, self.ledger, self.order)
 
@@ -292,51 +256,81 @@ class OpenRun(Generic[AnySink, AnyTransform]):
         """The columns of the records that decoder and sink read, and the value."""
         return self.decoder.needs | self.sink.needs | {"value"}
 
+
+class OpenLedger(Generic[AnySink_co]):
+    """The ledger as a run has taken it over: the fence, and what the run has counted under it.
+
+    Attributes:
+        context: what the run commits with; the sink is bound to its destination by :meth:`open`.
+        leader_epochs: the source's leader epochs that the ledger has noted.
+    """
+
+    def __init__(self, context: CommitContext[AnySink_co]) -> None:
+        self.context = context
+        self.leader_epochs: Mapping[TopicPartition, int] = {}
+        self._fence: Fence | None = None
+        self._topic_ids: Mapping[str, str] | None = None
+        self._opened: tuple[TopicPartition, ...] = ()
+        self._housekeeping = Housekeeping()
+        self._counted = self._noted = NOTHING_COUNTED
+        self._timer = PositionTimer(context.interval) if context.interval is not None else None
+
+    @property
+    def fence(self) -> Fence:
+        """The epoch of this run, after :meth:`open`."""
+        if self._fence is None:
+            raise InvariantViolation("the ledger was not opened")
+        return self._fence
+
+    @fence.setter
+    def fence(self, held: Fence) -> None:
+        self._fence = held
+
     def open(self, takeover: Takeover) -> Opened:
-        """Take over the ledger and bind the sink to its destination in its present state."""
+        """Take over the ledger and bind the sink to its destination in its present state.
+
+        Housekeeping of a run of some partitions follows its commits: it may hold none yet.
+        """
         if self._timer is not None:
             self._timer.forget()
-        opened = take_over(self.sink, self.store, takeover)
-        self.sink = self.sink.bind()
+        context = self.context
+        opened = take_over(context.sink, context.store, takeover)
+        self.context = replace(context, sink=context.sink.bind())
         if self._fence is None:  # a run that opens again continues its counts
-            setting = self._budget().setting
+            setting = context.allowed.setting
             self._noted = opened.counted
             same = opened.counted.setting == setting
             self._counted = opened.counted if same else RejectCount(setting)
-        self._fence, self._source = opened.fence, takeover.source
+        self._fence, self._topic_ids = opened.fence, takeover.source.topic_ids
         self._opened = tuple(opened.positions)
-        self._leader_epochs = dict(opened.leader_epochs)
+        self.leader_epochs = opened.leader_epochs
         if self._timer is not None:
-            self._timer.begin(self.ledger, opened.fence)
-        self._tidy(0)
+            self._timer.begin(self.context.ledger, opened.fence)
+        if takeover.partitions is None:
+            self.tidy(0)
         return opened
 
     def close(self) -> None:
         """Save positions that wait for a timer, and close connections."""
         if self._timer is not None:
             self._timer.close()
-        self.sink.close()
-        self.ledger.close()
+        self.context.sink.close()
+        self.context.ledger.close()
 
-    def same_source(self, source: SourceIdentity) -> None:
-        """Refuse a cluster or topic other than at ``open``.
+    def same_topics(self, topic_ids: Mapping[str, str]) -> None:
+        """Refuse topics other than at :meth:`open`. Their ids are unique, so the cluster is the
+        same, too (KIP-516).
 
         Raises:
             SourceMismatch: the topic was recreated under the running query.
         """
-        if self._source is None or source == self._source:
+        if self._topic_ids is None or topic_ids == self._topic_ids:
             return
         raise SourceMismatch(
             "the topic or its cluster changed while the pipeline ran:"
-            f" {dict(self._source.topic_ids)} at start, {dict(source.topic_ids)} now",
+            f" {dict(self._topic_ids)} at start, {dict(topic_ids)} now",
             way_out="give the pipeline a new name if the topic was recreated on purpose",
         )
-
-    def same_topics(self, topic_ids: Mapping[str, str]) -> None:
-        """The same by the ids of the topics: they are unique, so the cluster is the same, too
-        (KIP-516). Raises the errors of :meth:`same_source`."""
-        if self._source is not None:
-            self.same_source(SourceIdentity(self._source.cluster_id, topic_ids))
 
     def positions(self) -> dict[TopicPartition, Position]:
         """The ledger's current positions. A run without records would not notice a newer one, or a
@@ -347,35 +341,12 @@ class OpenRun(Generic[AnySink, AnyTransform]):
             LedgerWentBack: the ledger is older than at :meth:`open`.
             Unavailable: no answer.
         """
-        return {tp: entry.position for tp, entry in self._entries().items()}
+        return {tp: entry.position for tp, entry in self.entries().items()}
 
-    def add_partitions(self, positions: Positions, source: SourceIdentity) -> None:
-        """Add positions for partitions that were discovered during the run."""
-        self.ledger.add_partitions(self.fence, positions, source)
-
-    def leader_epochs(self) -> Mapping[TopicPartition, int]:
-        """The source's leader epochs that the ledger has noted."""
-        return self._leader_epochs
-
-    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
-        """Note leader epochs in the ledger."""
-        self.ledger.note(self.fence, Notes(leader_epochs=epochs))
-        self._leader_epochs |= epochs
-
-    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> list[Outcome]:
-        """Move positions over lost ranges and store those in the history."""
-        return pass_over(self.delivery, gaps, self.fence, "gap")
-
-    def for_batch(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Delivery[AnySink]:
-        """The delivery of a batch. With a timer, its tasks neither read nor move positions."""
-        if self._timer is None:
-            return self.delivery
-        self._timer.hand_out(ranges)
-        starts = {tp: range_.start for tp, range_ in ranges.items()}
-        return Delivery(self.sink, LocalPositions(starts), "records_first")
-
-    def _entries(self, ledger: MovesPositions | None = None) -> dict[TopicPartition, Entry]:
-        ledger = ledger or self.ledger
+    def entries(self, ledger: MovesPositions | None = None) -> dict[TopicPartition, Entry]:
+        """The entries of the run's partitions, of another ledger if one is given. Raises the
+        errors of :meth:`positions`."""
+        ledger = ledger or self.context.ledger
         try:
             entries = ledger.positions(self.fence, settled=True)
         except Unavailable:
@@ -383,15 +354,64 @@ class OpenRun(Generic[AnySink, AnyTransform]):
             entries = ledger.positions(self.fence, settled=True)
         own = {tp: entry for tp, entry in entries.items() if self.fence.covers(tp)}
         self.fence.refuse_taken(own)
-        if self.delivery.one_store:
-            known = dict.fromkeys(self._opened, None) | own
-            require_current(self.delivery, self.fence, known)
+        delivery = self.context.delivery
+        if delivery.one_store:
+            require_current(delivery, self.fence, dict.fromkeys(self._opened, None) | own)
         return own
 
-    def _tidy(self, added: int, *more: Callable[[], object]) -> None:
+    def add_partitions(self, positions: Positions, source: SourceIdentity) -> None:
+        """Add positions for partitions that were discovered during the run."""
+        self.context.ledger.add_partitions(self.fence, positions, source)
+
+    def note_leader_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Note leader epochs in the ledger."""
+        self.context.ledger.note(self.fence, Notes(leader_epochs=epochs))
+        self.leader_epochs = {**self.leader_epochs, **epochs}
+
+    def record_gaps(self, gaps: Mapping[TopicPartition, OffsetRange]) -> list[Outcome]:
+        """Move positions over lost ranges and store those in the history."""
+        return pass_over(self.context.delivery, gaps, self.fence, "gap")
+
+    def for_batch(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Delivery[AnySink_co]:
+        """The delivery of a batch. With a timer, its tasks neither read nor move positions."""
+        if self._timer is None:
+            return self.context.delivery
+        self._timer.hand_out(ranges)
+        starts = {tp: range_.start for tp, range_ in ranges.items()}
+        return Delivery(self.context.sink, LocalPositions(starts), "records_first")
+
+    def publish(
+        self: OpenLedger[PublishesBatches], batch: Batch, *more: Callable[[], object]
+    ) -> list[Outcome]:
+        """Publish a batch; then count it, and do the housekeeping, with ``more``."""
+        delivery = self.for_batch(batch.ranges)
+        entries = partial(self.entries, delivery.ledger)
+        replayed = path.publish(delivery, batch, self.fence, entries)
+        counts = batch.history
+        self.count(sum(counts.values(), NO_RECORDS))
+        self.tidy(len(batch.ranges), *more)
+        return [Outcome(tp, batch.ranges[tp], counts[tp], replayed) for tp in sorted(batch.ranges)]
+
+    def tidy(self, added: int, *more: Callable[[], object]) -> None:
         """Housekeeping after a batch that has added so many rows to the history."""
         self._housekeeping.do(
-            lambda: self.ledger.tidy(self.fence), added, self._note_rejects, *more
+            lambda: self.context.ledger.tidy(self.fence), added, self._note_rejects, *more
+        )
+
+    # -- rejects ---------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> Budget:
+        """The remaining reject budget after the batches so far."""
+        counted = self._counted
+        return replace(self.context.allowed, records=counted.records, rejects=counted.rejects)
+
+    def count(self, done: Counts) -> None:
+        """Count a batch, or the part of it that has taken effect."""
+        self._counted = replace(
+            self._counted,
+            records=self._counted.records + done.records,
+            rejects=self._counted.rejects + done.rejects,
         )
 
     def finish(self) -> None:
@@ -404,23 +424,7 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
     @property
     def _limited(self) -> bool:
-        return self._budget().left(0, 0) is not None
-
-    def _budget(self) -> Budget:
-        """The remaining reject budget after the batches so far."""
-        counted = self._counted
-        return Budget(
-            self.max_rejects_share, self.max_rejects_count, counted.records, counted.rejects
-        )
-
-    def _count(self, done: Counts) -> None:
-        """Count a batch, or the part of it that has taken effect."""
-        counted = self._counted
-        self._counted = replace(
-            counted,
-            records=counted.records + done.records,
-            rejects=counted.rejects + done.rejects,
-        )
+        return self.budget.left(0, 0) is not None
 
     def _note_rejects(self) -> None:
         """Note the count if there are more rejects, or a changed setting has restarted it."""
@@ -431,20 +435,6 @@ class OpenRun(Generic[AnySink, AnyTransform]):
 
     def _note(self) -> None:
         if self._noted != self._counted:
-            self.ledger.note(self.fence, Notes(counted=self._counted, noted=self._noted))
+            notes = Notes(counted=self._counted, noted=self._noted)
+            self.context.ledger.note(self.fence, notes)
             self._noted = self._counted
-
-
-@dataclass
-class PublishingRun(OpenRun[AnyBatchSink, AnyTransform]):
-    """A run whose driver publishes what its tasks have made."""
-
-    def _publish(self, batch: Batch, *more: Callable[[], object]) -> list[Outcome]:
-        """Publish a batch; then count it, and do the housekeeping, with ``more``."""
-        delivery = self.for_batch(batch.ranges)
-        entries = partial(self._entries, delivery.ledger)
-        replayed = publish(delivery, batch, self.fence, entries)
-        counts = batch.history
-        self._count(sum(counts.values(), NO_RECORDS))
-        self._tidy(len(batch.ranges), *more)
-        return [Outcome(tp, batch.ranges[tp], counts[tp], replayed) for tp in sorted(batch.ranges)]

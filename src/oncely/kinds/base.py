@@ -79,6 +79,7 @@ class Sink(Protocol):
         """The run has ended: close connections; never raises."""
 
 
+@runtime_checkable
 class CommitsChunks(Sink, Protocol):
     """A sink whose tasks commit the records that they have read."""
 
@@ -183,6 +184,7 @@ class PacksRows(PublishesBatches, Protocol):
         """
 
 
+@runtime_checkable
 class StagesBatches(PublishesBatches, Protocol):
     """A sink whose tasks stage rows, and whose driver publishes them."""
 

@@ -22,7 +22,6 @@ from oncely.kinds.base import (
     RewritesTogether,
     Sink,
 )
-from oncely.kinds.sql.privileges import Room
 from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
@@ -316,3 +315,16 @@ class Destination(Protocol):
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect the destination as far as possible; problems and notes go to ``inspection``."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Connections of a database.
+
+    Attributes:
+        limit: the maximum for this user.
+        used: the present number, of all users.
+    """
+
+    limit: int
+    used: int

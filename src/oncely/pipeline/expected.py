@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from oncely.config import PipelineSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import STORED, Kind, Recipe, UInt64, kind_of, row_digests
 from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecords, Span
@@ -31,12 +32,36 @@ from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.runtimes.chunks import Bounds, Processing
 
 if TYPE_CHECKING:
+    from oncely.decode.base import Decoder
+    from oncely.kinds.base import Sink
     from oncely.kinds.kafka.sink import KafkaSink
     from oncely.kinds.sql.sink import SqlSink
-    from oncely.pipeline.parts import Parts
+    from oncely.runtimes.row_transform import RowTransform
 
 _BOUNDS = Bounds(seconds=1e9)
 _NONE = np.zeros(0, dtype=bool)
+
+
+class Recomputed(Protocol):
+    """The parts of a pipeline by which records are recomputed."""
+
+    @property
+    def settings(self) -> PipelineSettings:
+        """The pipeline file."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The decoder of records."""
+
+    @property
+    def row_transform(self) -> RowTransform:
+        """The row transform."""
+
+    def row_schema(self) -> pa.Schema:
+        """The columns that reach the sink."""
+
+    def sink(self, schema: pa.Schema) -> Sink:
+        """The destination, for rows of these columns."""
 
 
 @dataclass
@@ -48,7 +73,7 @@ class PipelineExpected:
         unfit: the reason why the table does not accept today's rows; empty if it does.
     """
 
-    pipeline: Parts
+    pipeline: Recomputed
     unfit: str = field(default="", init=False)
 
     @property

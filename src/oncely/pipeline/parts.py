@@ -11,15 +11,18 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from oncely.commit.run import Interval
+from oncely.commit.delivery import Order
+from oncely.commit.run import CommitContext, Interval, OpenLedger
 from oncely.config import PipelineSettings
 from oncely.config.arguments import checked
-from oncely.errors import ConfigError, OncelyError, SchemaChanged
+from oncely.core.claim import Budget
+from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.kafka import properties
 from oncely.kafka.client import make
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Moment
+from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
 from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
@@ -34,24 +37,26 @@ from oncely.users_function import said
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.commit.delivery import Order
+    from oncely.core.events import Listener
     from oncely.decode.base import Decoder
-    from oncely.kinds.base import Sink
     from oncely.kinds.destination import Destination, LedgerState
     from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline.expected import PipelineExpected
-    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
+    from oncely.runtimes.batches.run import CommitsBatches
     from oncely.runtimes.chunks import Bounds
     from oncely.runtimes.dropping import Drops
     from oncely.runtimes.jobs.base import Jobs
     from oncely.runtimes.row_transform import RowTransform
-    from oncely.runtimes.spark.batch_commit import BatchCommit, Transform
+    from oncely.runtimes.spark.batch_commit import Transform
+    from oncely.runtimes.takeover import Takeovers
     from oncely.stores.offsets.base import StoreLedger
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Parts")
+AnySink = TypeVar("AnySink", bound=Sink)
+_ORDERS: dict[str, Order] = {"exactly_once": "together", "at_most_once": "position_first"}
 
 
 def hiding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -299,41 +304,42 @@ class Parts:
         spark = self.settings.spark
         return session.start(self.settings.name, spark.master, spark.spark_conf(), log=log)
 
-    def batches(self, jobs: Jobs) -> PartitionCommit | BatchCommit | RangeCommit:
+    def batches(self, jobs: Jobs) -> CommitsBatches:
         """The commit of batches, by the kind of the transform and of the sink."""
         from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
         from oncely.runtimes.spark.batch_commit import BatchCommit
         from oncely.runtimes.spark.jobs import SparkJobs
 
         spark = jobs.session if isinstance(jobs, SparkJobs) else None
-        schema, budget = self.row_schema(spark), self.settings.sink.max_rejects
-        common: dict[str, Any] = {
-            "jobs": jobs,
-            "sink": self.sink(schema),
-            "source": self.source,
-            "decoder": self.expiring_decoder,
-            "topics": tuple(self.settings.source.topics),
-            "max_rejects_share": budget.share,
-            "max_rejects_count": budget.count,
-            "store": self.store,
-            "order": self._order,
-            "interval": self._interval,
-        }
+        sink = self.sink(self.row_schema(spark))
         if self.spark_transform is not None:
-            return BatchCommit(transform=self.spark_transform, **common)
-        if self.kind.commits == "ranges":
+            if isinstance(jobs, SparkJobs) and isinstance(sink, PacksRows | StagesBatches):
+                return BatchCommit(OpenLedger(self.context(sink)), self.spark_transform, jobs)
+        elif self.kind.commits == "ranges" and isinstance(sink, StagesBatches):
             layout = getattr(self.settings.sink, "layout", RangeCommit.layout)
-            return RangeCommit(transform=self.row_transform, layout=layout, **common)
-        return PartitionCommit(transform=self.row_transform, bounds=self._bounds(), **common)
+            context = self.context(sink)
+            return RangeCommit(OpenLedger(context), self.row_transform, jobs, layout=layout)
+        elif isinstance(sink, CommitsChunks):
+            ledger = OpenLedger(self.context(sink))
+            return PartitionCommit(ledger, self.row_transform, jobs, self._bounds())
+        raise InvariantViolation(
+            f"no commit of batches into {type(sink).__name__} on {type(jobs).__name__}"
+        )
 
-    @property
-    def _order(self) -> Order:
-        """The order in which records and positions take effect."""
-        orders: dict[str, Order] = {
-            "exactly_once": "together",
-            "at_most_once": "position_first",
-        }
-        return orders.get(self.settings.delivery, "records_first")
+    def context(self, sink: AnySink) -> CommitContext[AnySink]:
+        """What a run commits with, into this sink."""
+        budget, order = self.settings.sink.max_rejects, _ORDERS.get(self.settings.delivery)
+        return CommitContext(
+            sink, self.source, self.expiring_decoder, Budget(budget.share, budget.count),
+            self.store, order or "records_first", self._interval,
+        )  # fmt: skip
+
+    def takeovers(self, ledger: OpenLedger[Sink], listener: Listener) -> Takeovers:
+        """What takes the positions of a run over."""
+        from oncely.runtimes.takeover import Takeovers
+
+        name, given = self.settings.name, self.settings.source
+        return Takeovers(ledger, self.source, name, given.start, given.on_gap, listener)
 
     @property
     def _interval(self) -> Interval | None:

@@ -108,11 +108,10 @@ class Pipeline(Parts):
             Stopped: an operator's decision is needed.
             Unavailable: a server did not return within the retries.
         """
-        from oncely.pipeline import running
+        from oncely.pipeline.running import RunOptions, run
 
-        return running.run(
-            self, until, stop or StopSignal(), listener, spark, events, http, on_fenced
-        )
+        stop = stop or StopSignal()
+        return run(self, RunOptions(until, stop, listener, events, http, on_fenced, spark))
 
     @hiding
     def work(
@@ -135,9 +134,11 @@ class Pipeline(Parts):
 
         Raises the errors of :meth:`run`.
         """
-        from oncely.pipeline import working
+        from oncely.pipeline.running import RunOptions
+        from oncely.pipeline.working import work
 
-        return working.work(self, until, stop or StopSignal(), listener, events, http, on_fenced)
+        stop = stop or StopSignal()
+        return work(self, RunOptions(until, stop, listener, events, http, on_fenced))
 
     # -- asking and mending ----------------------------------------------------------------
 

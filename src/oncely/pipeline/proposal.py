@@ -23,7 +23,7 @@ from oncely.decode.reference import Whole, json_text, parse_object, parse_value
 from oncely.decode.schema import ddl_name, type_name
 from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
-from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.reject_summary import printable
 from oncely.stores.sql.connection import LONGEST_NAME
 

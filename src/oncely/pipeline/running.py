@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,7 +29,7 @@ from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
 from oncely.prometheus import CONTENT_TYPE
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
 from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.jobs.processes import ProcessJobs, prepare
@@ -216,25 +216,49 @@ class _Looks:
 _OUT_OF_MEMORY = 52  # Spark's own exit code
 
 
-def run(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    spark: SparkSession | None,
-    path: str | Path | None = None,
-    http: Http | None = None,
-    on_fenced: OnFenced = "end",
-) -> RunResult:
+@dataclass(frozen=True)
+class RunOptions:
+    """The arguments of :meth:`oncely.pipeline.Pipeline.run`, ``log`` being its ``events``."""
+
+    until: Literal["latest"] | None
+    stop: StopSignal
+    listener: events.Listener
+    log: str | Path | None
+    http: Http | None
+    on_fenced: OnFenced
+    spark: SparkSession | None = None
+
+
+def run(pipeline: Parts, given: RunOptions) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.run`."""
-    name, group = pipeline.settings.name, pipeline.settings.shown_group
+    settings = pipeline.settings
+    return observed(pipeline, given, settings.shown_group or settings.name, _started)
+
+
+def observed(
+    pipeline: Parts,
+    given: RunOptions,
+    group: str,
+    run: Callable[[Parts, RunOptions], bool],
+    *,
+    spans: bool = True,
+) -> RunResult:
+    """Run with event log, probes and traces, and tell them how it has ended.
+
+    Args:
+        pipeline: the pipeline.
+        given: the options.
+        group: the group whose lag is shown.
+        run: runs with a listener that all of them hear.
+        spans: as of :func:`traced`.
+    """
     with (
-        logged(pipeline, path, listener) as told,
-        probed(pipeline, http, told) as heard,
-        traced(name, group or name, heard) as observed,
+        logged(pipeline, given.log, given.listener) as told,
+        probed(pipeline, given.http, told, group) as heard,
+        traced(pipeline.settings.name, group, heard, spans=spans) as listener,
     ):
         return telling_the_end(
-            observed, lambda heard: _started(pipeline, until, stop, heard, spark, on_fenced)
+            listener, lambda heard: run(pipeline, replace(given, listener=heard))
         )
 
 
@@ -304,22 +328,14 @@ def telling_the_end(listener: events.Listener, run: Callable[[events.Listener], 
         listener(events.RunClosed(complete, said, kind))
 
 
-def _started(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    spark: SparkSession | None,
-    on_fenced: OnFenced,
-) -> bool:
+def _started(pipeline: Parts, given: RunOptions) -> bool:
     preflight(pipeline)
-    with _jobs(pipeline, spark) as jobs:
-        if stop.draining:
+    with _jobs(pipeline, given.spark) as jobs:
+        if given.stop.draining:
             return False
-        once = partial(_run, pipeline, until, stop, listener, jobs)
-        work = partial(pipeline.with_newest_schema, once)
-        if on_fenced == "wait":
-            return run_when_elected(pipeline, work, stop, listener)
+        work = partial(pipeline.with_newest_schema, partial(_run, pipeline, given, jobs))
+        if given.on_fenced == "wait":
+            return run_when_elected(pipeline, work, given.stop, given.listener)
         return work()
 
 
@@ -338,14 +354,7 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
         yield SparkJobs(running, settings.name)
 
 
-def _run(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    jobs: Jobs,
-) -> bool:
-    settings = pipeline.settings
+def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
     batches = None
     try:
         batches = pipeline.batches(jobs)
@@ -353,27 +362,21 @@ def _run(
             # Its columns were not known before.
             pipeline.destination.check(pipeline.row_schema(jobs.session))
         return BatchRun(
-            jobs=jobs,
-            source=pipeline.source,
-            batches=batches,
-            settings=RunSettings(
-                name=settings.name,
-                start=settings.source.start,
-                on_gap=settings.source.on_gap,
-                trigger_seconds=settings.trigger_seconds,
-                max_records_per_batch=settings.max_records_per_batch,
-            ),
-            mirror=Mirror(pipeline.source, pipeline.mirror_group),
-            stop=stop,
-            listener=listener,
-        ).run(until_latest=until == "latest")
+            jobs,
+            batches,
+            pipeline.takeovers(batches.ledger, given.listener),
+            Mirror(pipeline.source, pipeline.mirror_group),
+            pipeline.settings.trigger_seconds,
+            pipeline.settings.max_records_per_batch,
+            given.stop,
+        ).run(until_latest=given.until == "latest")
     except OncelyError:
         raise
     except Exception as error:
         raise meaning(error) from error
     finally:
         if batches is not None:
-            batches.close()
+            batches.ledger.close()
 
 
 def meaning(error: Exception) -> Exception:

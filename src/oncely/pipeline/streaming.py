@@ -16,10 +16,11 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.sql.destination import check_table, look
+from oncely.kinds.sql.destination import check_table
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import Wanted
+from oncely.kinds.sql_ledger import look
 from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.runtimes.spark.plugin import (
     Checkpoint,
@@ -174,7 +175,7 @@ def _cluster_id(sink: SqlSink, source: KafkaSource | None) -> str:
     Raises:
         ConfigError: the ledger was begun without brokers, so there is nothing to compare with.
     """
-    known = look(sink).cluster_id
+    known = look(sink.ledger).cluster_id
     if source is None:
         return known or _UNKNOWN
     if known == _UNKNOWN:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
+from oncely.commit.run import OpenLedger
 from oncely.config import FilterSettings
 from oncely.core import events
 from oncely.errors import ConfigError
@@ -16,11 +16,10 @@ from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.result import RunResult
-from oncely.pipeline.running import Http, logged, probed, telling_the_end
-from oncely.pipeline.standby import OnFenced, work_when_alone
+from oncely.pipeline.running import RunOptions, observed
+from oncely.pipeline.standby import work_when_alone
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.telemetry import traced
 from oncely.runtimes.worker.assignment import Limits
 from oncely.runtimes.worker.filters import Gates, Waits
 from oncely.runtimes.worker.member import Member
@@ -33,25 +32,10 @@ if TYPE_CHECKING:
 _AHEAD = 10_000  # records that threads have in hand: they finish fewer ranges beyond a position
 
 
-def work(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    path: str | Path | None = None,
-    http: Http | None = None,
-    on_fenced: OnFenced = "end",
-) -> RunResult:
+def work(pipeline: Parts, given: RunOptions) -> RunResult:
     """See :meth:`oncely.pipeline.Pipeline.work`."""
-    name, group = pipeline.settings.name, pipeline.settings.worker_group
-    with (
-        logged(pipeline, path, listener) as told,
-        probed(pipeline, http, told, group) as heard,
-        traced(name, group, heard, spans=pipeline.kind.spans) as observed,
-    ):
-        return telling_the_end(
-            observed, lambda heard: _started(pipeline, until, stop, heard, on_fenced)
-        )
+    group, spans = pipeline.settings.worker_group, pipeline.kind.spans
+    return observed(pipeline, given, group, _started, spans=spans)
 
 
 def refuse_unfit(pipeline: Parts) -> None:
@@ -94,38 +78,27 @@ def _refuse_group(pipeline: Parts) -> None:
         )
 
 
-def _started(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-    on_fenced: OnFenced,
-) -> bool:
+def _started(pipeline: Parts, given: RunOptions) -> bool:
     refuse_unfit(pipeline)
     with at_start():
         pipeline.preflight()
-    once = partial(pipeline.with_newest_schema, partial(_work, pipeline, until, stop, listener))
-    if on_fenced == "wait":
-        return work_when_alone(pipeline, once, stop, listener)
+    once = partial(pipeline.with_newest_schema, partial(_work, pipeline, given))
+    if given.on_fenced == "wait":
+        return work_when_alone(pipeline, once, given.stop, given.listener)
     return once()
 
 
-def _work(
-    pipeline: Parts,
-    until: Literal["latest"] | None,
-    stop: StopSignal,
-    listener: events.Listener,
-) -> bool:
+def _work(pipeline: Parts, given: RunOptions) -> bool:
     """Be a member of the group until stopped, fenced, or done."""
-    run = _run_of(pipeline, listener)
-    source, given = pipeline.source, pipeline.settings.worker
+    run = _run_of(pipeline, given.listener)
+    source, worker, context = pipeline.source, pipeline.settings.worker, run.ledger.context
     membership = Membership(
-        pipeline.settings.worker_group, given.protocol, given.instance, given.session_timeout,
-        polled_bytes=given.buffer // 8, marks=not isinstance(run.sink, SendsOffsets),
+        pipeline.settings.worker_group, worker.protocol, worker.instance, worker.session_timeout,
+        polled_bytes=worker.buffer // 8, marks=not isinstance(context.sink, SendsOffsets),
     )  # fmt: skip
-    records = min(given.max_records, _AHEAD) if run.by_key else given.max_records
+    records = min(worker.max_records, _AHEAD) if run.by_key else worker.max_records
     waits = _waits(pipeline.settings.filter)
-    needs = run.needs | ({"timestamp"} if waits else set())
+    needs = context.needs | ({"timestamp"} if waits else set())
     member = Member(
         run,
         lambda rebalances: _joined(
@@ -140,31 +113,32 @@ def _work(
             ),
         ),
         # A second commit is decoded while one is in hand.
-        limits=Limits(records, bytes=given.buffer // 8, buffered_bytes=given.buffer // 2),
-        revoke_seconds=given.revoke_timeout,
-        restarts=given.on_rebalance == "restart",
-        patience=given.patience,
-        stop=stop,
-        listener=listener,
+        limits=Limits(records, bytes=worker.buffer // 8, buffered_bytes=worker.buffer // 2),
+        revoke_seconds=worker.revoke_timeout,
+        restarts=worker.on_rebalance == "restart",
+        patience=worker.patience,
+        stop=given.stop,
+        listener=given.listener,
         gates=Gates(waits),
     )
     try:
-        if not _begun(run, stop):
+        if not _begun(run, given.stop):
             return False
         goal = None
-        if until == "latest":
+        if given.until == "latest":
             goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
         done = member.work(goal)
-        run.finish()
+        run.ledger.finish()
         return done
     finally:
-        run.close()
+        run.ledger.close()
 
 
 def _begun(run: WorkerRun, stop: StopSignal) -> bool:
     """Begin; False when asked to stop. Into Kafka also while another member, which may have died,
     is in a transaction: that hides the end of the ledger topic, until the broker aborts it."""
-    seconds = run.sink.hidden_seconds if isinstance(run.sink, SendsOffsets) else 0.0
+    sink = run.ledger.context.sink
+    seconds = sink.hidden_seconds if isinstance(sink, SendsOffsets) else 0.0
     for attempt in attempts(Backoff(first=1.0, total=seconds, wait=stop.wait)):
         if stop.draining:
             return False
@@ -175,16 +149,17 @@ def _begun(run: WorkerRun, stop: StopSignal) -> bool:
 
 def _named(membership: Membership, run: WorkerRun) -> Membership:
     """With a client id that says where it writes, by the ledger that the run has opened."""
-    ledger: Any = run.sink.ledger
-    given = "client.id" in run.kafka.kafka
-    name = None if given else worker_id(run.name, ledger.identity())
+    ledger: Any = run.ledger.context.ledger
+    given = "client.id" in run.takeovers.source.kafka
+    name = None if given else worker_id(run.takeovers.name, ledger.identity())
     return replace(membership, client=name)
 
 
 def _joined(run: WorkerRun, group: GroupConsumer) -> GroupConsumer:
     """Offsets in a transaction name the member that sends them."""
-    if isinstance(run.sink, SendsOffsets):
-        run.sink.joined(group.metadata)
+    sink = run.ledger.context.sink
+    if isinstance(sink, SendsOffsets):
+        sink.joined(group.metadata)
     return group
 
 
@@ -203,18 +178,7 @@ def _waits(given: FilterSettings) -> Waits:
 
 
 def _run_of(pipeline: Parts, listener: events.Listener) -> WorkerRun:
-    settings, budget = pipeline.settings, pipeline.settings.sink.max_rejects
-    return WorkerRun(
-        sink=_sink_of(pipeline),
-        source=replace(pipeline.source),  # its readers are not shared between threads
-        decoder=pipeline.expiring_decoder,
-        transform=pipeline.row_transform,
-        topics=tuple(settings.source.topics),
-        max_rejects_share=budget.share,
-        max_rejects_count=budget.count,
-        name=settings.name,
-        kafka=pipeline.source,
-        start=settings.source.start,
-        on_gap=settings.source.on_gap,
-        listener=listener,
-    )
+    context = pipeline.context(_sink_of(pipeline))
+    source = replace(pipeline.source)  # its readers are not shared between threads
+    ledger = OpenLedger(replace(context, source=source))
+    return WorkerRun(ledger, pipeline.takeovers(ledger, listener), pipeline.row_transform)

@@ -135,6 +135,12 @@ class Processing:
             for part, at in zip(parts, first, strict=False)
             for one in part.rejections
         )
+
+        def dead_letters(wanted: Sequence[Rejection]) -> list[Reject]:
+            index = [one.record for one in wanted]
+            origin = [(partitions[int(partition[i])], int(offset[i])) for i in index]
+            return self.letters(records.take(pa.array(index, pa.int64())), origin, wanted)
+
         return Chunk(
             ranges=_claim(claimed, partitions, partition, offset),
             partitions=partitions,
@@ -145,24 +151,10 @@ class Processing:
             deletes=pa.concat_tables(removed) if removed else None,
             delete_record=_shifted([part.delete_record for part in parts], first),
             rejections=rejections,
-            dead_letters=lambda wanted: self._dead_letters(
-                records, partitions, partition, offset, wanted
-            ),
+            dead_letters=dead_letters,
             headers=records.column("headers") if self.headers else None,
             timestamps=records.column("timestamp") if "timestamp" in records.column_names else None,
         )
-
-    def _dead_letters(
-        self,
-        records: pa.Table,
-        partitions: tuple[TopicPartition, ...],
-        partition: IntArray,
-        offset: IntArray,
-        wanted: Sequence[Rejection],
-    ) -> list[Reject]:
-        index = [one.record for one in wanted]
-        origin = [(partitions[int(partition[i])], int(offset[i])) for i in index]
-        return self.letters(records.take(pa.array(index, pa.int64())), origin, wanted)
 
 
 @dataclass(frozen=True)

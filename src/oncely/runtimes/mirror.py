@@ -24,7 +24,7 @@ class Mirror:
     def __init__(self, source: KafkaSource, group: str | None) -> None:
         # Separate clients, which it may discard independently of other threads.
         self._source = KafkaSource(source.brokers, source.topics, source.kafka)
-        self._group = group
+        self._group = group or ""
         self._condition = threading.Condition()
         self._waiting: dict[TopicPartition, Position] = {}
         self._ending = False
@@ -32,7 +32,7 @@ class Mirror:
 
     def start(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Begin, with the start positions of the run (a reset may have moved them back)."""
-        if self._group is None:
+        if not self._group:
             return
         self._ending = False
         self._thread = Thread(self._send_all, "mirror")
@@ -66,8 +66,6 @@ class Mirror:
             self._send(positions)
 
     def _send(self, positions: Mapping[TopicPartition, Position]) -> None:
-        if self._group is None:
-            return
         try:
             try:
                 self._source.mirror(self._group, positions)

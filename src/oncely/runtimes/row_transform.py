@@ -38,13 +38,14 @@ ROW = "_oncely_row"
 
 _ROW_WISE = {"PROJECTION", "FILTER", "UNNEST", "PYTHON_ARROW_SCAN", "ARROW_SCAN"}
 
+Applied = tuple[pa.Table, IntArray, list[Rejection]]
+"""Rows, the record of each, and the rejected records."""
+
 
 class RowTransform(Protocol):
     """A transform of rows. Picklable."""
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """Transform rows; a row whose transformation fails is a rejection of its record."""
 
     def output(self, schema: pa.Schema) -> pa.Schema:
@@ -59,9 +60,7 @@ class RowTransform(Protocol):
 class Unchanged:
     """The identity transform."""
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """The rows unchanged."""
         return rows, row_record, []
 
@@ -80,9 +79,7 @@ class PlainTexts:
 
     inner: RowTransform
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """The rows of the inner transform; nothing is copied."""
         made, record, refused = self.inner.apply(rows, row_record)
         if any(map(is_json, made.schema)):
@@ -110,9 +107,7 @@ class KeepsKeys:
     keys: tuple[str, ...]
     setting: str = "sink.keys"
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """The rows of the inner transform; one with another key is a rejection of its record."""
         made, record, refused = self.inner.apply(rows, row_record)
         own = rows.select([name for name in rows.column_names if name in self.keys])
@@ -184,9 +179,7 @@ class SqlTransform:
 
     sql: str
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """Run the query; a value that it cannot convert rejects its record."""
         import duckdb
 
@@ -377,9 +370,8 @@ def _infinite(array: pa.Array) -> bool:
     if pa.types.is_map(type_):
         return _infinite(array.keys) or _infinite(array.items)
     if pa.types.is_nested(type_) and not pa.types.is_union(type_):
-        return any(
-            map(_infinite, array.flatten() if pa.types.is_struct(type_) else [array.flatten()])
-        )
+        inner = array.flatten()
+        return any(map(_infinite, inner if pa.types.is_struct(type_) else [inner]))
     return False
 
 
@@ -432,9 +424,7 @@ class PythonTransform:
 
     path: str
 
-    def apply(
-        self, rows: pa.Table, row_record: IntArray
-    ) -> tuple[pa.Table, IntArray, list[Rejection]]:
+    def apply(self, rows: pa.Table, row_record: IntArray) -> Applied:
         """Call the function; a row on which it raises is a rejection of its record."""
         return _isolating(self._run, rows, row_record, (Exception,), (MemoryError,))
 
@@ -553,7 +543,7 @@ def _isolating(
     row_record: IntArray,
     bad_data: tuple[type[Exception], ...],
     others: tuple[type[Exception], ...],
-) -> tuple[pa.Table, IntArray, list[Rejection]]:
+) -> Applied:
     """Run a transform; a row on which it fails is a rejection of its record."""
     carrying = _with_row(rows, row_record)
     parts, bad = isolated(

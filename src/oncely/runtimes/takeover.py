@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from oncely.commit.path import Outcome
-from oncely.commit.run import OpenRun
+from oncely.commit.run import OpenLedger
 from oncely.core import events
 from oncely.core.claim import NO_RECORDS, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.errors import DataLost, SourceMismatch, Unavailable
+from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.kafka.source import KafkaSource, Watermarks
 from oncely.kafka.start import Start
+from oncely.kinds.base import Sink
 
 Positions = Mapping[TopicPartition, Position]
 Partitions = frozenset[TopicPartition]
@@ -51,7 +51,7 @@ class Takeovers:
     """Takes positions over for a run.
 
     Attributes:
-        run: has the ledger.
+        ledger: the ledger.
         source: the topics.
         name: the pipeline's name.
         start: the value of ``source.start``.
@@ -59,7 +59,7 @@ class Takeovers:
         listener: called with events.
     """
 
-    run: OpenRun[Any, Any]
+    ledger: OpenLedger[Sink]
     source: KafkaSource
     name: str
     start: Start
@@ -67,8 +67,9 @@ class Takeovers:
     listener: events.Listener
 
     def __post_init__(self) -> None:
-        self.same_log = SameLog(self.source, self.run)
-        self._held: int | None = None  # the last epoch of all partitions, also if a check failed
+        self.same_log = SameLog(self.source, self.ledger)
+        self.since: Fence | None = None  # of a run of some partitions; see Takeover
+        self._held: int | None = None  # the last epoch; of all partitions also if a check failed
 
     def take(self, partitions: Partitions | None = None) -> Taken:
         """Take partitions over, and compare their positions with the source's logs. A run that
@@ -91,19 +92,25 @@ class Takeovers:
         self.same_log.check(lambda: positions, passed=gaps)
         positions |= self._settled(gaps, 0 if partitions is None else opened.fence.epoch)
         gone = {tp: at for tp, at in opened.positions.items() if tp not in marks}
-        return Taken(opened.fence, positions, self.run.leader_epochs(), gone)
+        self._held = opened.fence.epoch
+        return Taken(opened.fence, positions, self.ledger.leader_epochs, gone)
 
     def open(self, earliest: Positions, partitions: Partitions | None) -> Opened:
         """Take over without a look at the logs. Raises the errors of ``Ledger.open``."""
-        opened = self.run.open(
-            Takeover(
-                self.source.identity(),
-                lambda: self.source.resolve_start(self.start),
-                earliest,
-                self._held if partitions is None else None,
-                partitions=partitions,
-            )
+        takeover = Takeover(
+            self.source.identity(),
+            lambda: self.source.resolve_start(self.start),
+            earliest,
+            self._held if partitions is None else None,
+            partitions=partitions,
+            since=self.since,
         )
+        try:
+            opened = self.ledger.open(takeover)
+        except Fenced as error:
+            if partitions is None or error.lost:
+                raise
+            raise Fenced(error.pipeline, max(self._held or 0, error.ours), error.theirs) from error
         if partitions is None:
             self._held = opened.fence.epoch
         self.listener(
@@ -136,7 +143,7 @@ class Takeovers:
                     way_out='source.on_gap = "record" continues and keeps the range in the history',
                 )
         if gaps:
-            tell_ranges(self.listener, self.run.record_gaps(gaps), epoch)
+            tell_ranges(self.listener, self.ledger.record_gaps(gaps), epoch)
         return {tp: missing.end for tp, missing in gaps.items()}
 
 
@@ -195,11 +202,11 @@ class SameLog:
 
     Args:
         log: the source.
-        run: notes leader epochs in its ledger.
+        ledger: keeps the leader epochs.
     """
 
-    def __init__(self, log: KafkaSource, run: OpenRun[Any, Any]) -> None:
-        self._log, self._run = log, run
+    def __init__(self, log: KafkaSource, ledger: OpenLedger[Sink]) -> None:
+        self._log, self._ledger = log, ledger
         self._known: dict[TopicPartition, int] | None = None
         self._noted: dict[TopicPartition, int] | None = None
 
@@ -232,13 +239,13 @@ class SameLog:
         if now == self._known:
             return
         if self._noted is None:
-            self._noted = dict(self._run.leader_epochs())
+            self._noted = dict(self._ledger.leader_epochs)
         noted = self._noted
         compared = {tp: epoch for tp, epoch in noted.items() if tp not in passed}
         changed = refuse_cut(self._log, now, positions(), compared)
         try:
             if changed:
-                self._run.note_leader_epochs(changed)
+                self._ledger.note_leader_epochs(changed)
         except Unavailable:
             # A position without an epoch is not compared. A position that moves under an older
             # epoch would be refused later, although its log is complete.

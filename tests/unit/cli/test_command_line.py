@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -9,13 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, get_type_hints
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from oncely.cli import screen
+from oncely.cli import app as module
+from oncely.cli import screen, verbs
 from oncely.cli.app import app
 from oncely.cli.opened import STDIN, opened
 from oncely.errors import ConfigError, WrongInput
@@ -53,6 +56,14 @@ def test_each_command_has_a_help(words: tuple[str, ...]) -> None:
     done = CliRunner().invoke(app, [*words, "-h"])
     assert (done.exit_code, done.stdout.split()[0]) == (0, "Usage:")
     assert "-h, --help" in done.stdout
+
+
+def test_the_work_of_each_command_takes_its_options() -> None:
+    table = re.findall(r"\.verb\(verbs\.(\w+), \"(.+)\"\)", inspect.getsource(module))
+    assert len(table) == sum(not hasattr(one, "commands") for one in ALL.values())
+    for options, work in table:
+        asked, _ = get_type_hints(resolve_name(work)).values()
+        assert asked is getattr(verbs, options), work
 
 
 def test_each_option_has_a_variable_but_those_that_permit_a_loss() -> None:

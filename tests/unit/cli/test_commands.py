@@ -2,60 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from oncely.cli import options
-from oncely.cli.options import Commands
+from oncely.cli.options import Commands, Options, argument, flag, option
 
 
-@dataclass(frozen=True)
-class Chosen:
-    name: Annotated[str | None, typer.Option(help="Its name.")] = None
-    number: Annotated[int, typer.Option(min=1, help="Its number.")] = 2
+class Chosen(Options):
+    name: str | None = option(None, "Its name.")
+    number: int = option(None, "Its number.", default=2, min=1)
+
+
+class Take(Options):
+    """Take it."""
+
+    file: str = argument("FILE", "The file.")
+    first: bool = flag(None)
+    chosen: Chosen = Chosen()
+    last: bool = flag(None)
+
+
+class Inner(Options):
+    """Do nothing."""
+
+
+CALLED: list[Take] = []
+
+
+def take(given: Take) -> int:
+    CALLED.append(given)
+    return given.chosen.number
+
+
+def nothing(_: Inner) -> None:
+    pass
 
 
 @pytest.fixture
-def called() -> list[object]:
-    return []
+def called() -> list[Take]:
+    CALLED.clear()
+    return CALLED
 
 
 @pytest.fixture
-def app(called: list[object]) -> Commands:
+def app(called: list[Take]) -> Commands:
     commands = Commands("Commands.")
-
-    @commands.verb()
-    def take(
-        file: Annotated[str, typer.Argument(metavar="FILE")],
-        first: Annotated[bool, typer.Option("--first")] = False,
-        *,
-        chosen: Chosen,
-        last: Annotated[bool, typer.Option("--last")] = False,
-    ) -> int:
-        """Take it."""
-        called.append((file, first, chosen, last))
-        return chosen.number
-
-    @commands.group("inner", "Inner commands.").verb("none")
-    def returns_nothing() -> None:
-        """Do nothing."""
-
+    commands.verb(Take, f"{__name__}:take")
+    commands.group("inner", "Inner commands.").verb(Inner, f"{__name__}:nothing")
     return commands
 
 
-def test_fields_of_a_dataclass_are_options(app: Commands, called: list[object]) -> None:
+def test_fields_of_a_dataclass_are_options(app: Commands, called: list[Take]) -> None:
     done = CliRunner().invoke(app, ["take", "f", "--name", "n", "--number", "3", "--last"])
     assert done.exit_code == 3, done.output
-    assert called == [("f", False, Chosen("n", 3), True)]
+    assert called == [Take(file="f", chosen=Chosen(name="n", number=3), last=True)]
 
 
-def test_they_have_their_defaults_and_limits(app: Commands, called: list[object]) -> None:
+def test_they_have_their_defaults_and_limits(app: Commands, called: list[Take]) -> None:
     assert CliRunner().invoke(app, ["take", "f"]).exit_code == 2
-    assert called == [("f", False, Chosen(), False)]
+    assert called == [Take(file="f")]
     refused = CliRunner().invoke(app, ["take", "f", "--number", "0"])
     assert (refused.exit_code, len(called)) == (2, 1)
     assert "--number" in refused.output
@@ -69,7 +75,7 @@ def test_the_help_has_them_in_their_order_and_debug_at_the_end(app: Commands) ->
 
 
 def test_without_an_exit_code_it_is_zero(app: Commands) -> None:
-    assert CliRunner().invoke(app, ["inner", "none"]).exit_code == 0
+    assert CliRunner().invoke(app, ["inner", "inner"]).exit_code == 0
 
 
 def test_debug_is_set_before_the_command_runs(
@@ -77,11 +83,11 @@ def test_debug_is_set_before_the_command_runs(
 ) -> None:
     monkeypatch.setitem(options.log, "debug", False)
     monkeypatch.setattr(options.logs, "configure", lambda **_: None)
-    assert CliRunner().invoke(app, ["inner", "none", "--debug"]).exit_code == 0
+    assert CliRunner().invoke(app, ["inner", "inner", "--debug"]).exit_code == 0
     assert options.log["debug"]
 
 
-def test_variables_set_options(app: Commands, called: list[object]) -> None:
+def test_variables_set_options(app: Commands, called: list[Take]) -> None:
     """Their names are those of command and option; what is typed counts more."""
     env = {
         "ONCELY_TAKE_NUMBER": "7",
@@ -90,8 +96,10 @@ def test_variables_set_options(app: Commands, called: list[object]) -> None:
     }
     done = CliRunner().invoke(app, ["take", "f", "--name", "n"], env=env)
     assert done.exit_code == 7, done.output
-    assert called == [("f", False, Chosen("n", 7), True)]
+    assert called == [Take(file="f", chosen=Chosen(name="n", number=7), last=True)]
     refused = CliRunner().invoke(app, ["take", "f"], env={"ONCELY_TAKE_NUMBER": "0"})
     assert (refused.exit_code, len(called)) == (2, 1)
     assert "ONCELY_TAKE_NUMBER" in refused.output
-    assert "ONCELY_INNER_NONE_DEBUG" in CliRunner().invoke(app, ["inner", "none", "--help"]).output
+    assert (
+        "ONCELY_INNER_INNER_DEBUG" in CliRunner().invoke(app, ["inner", "inner", "--help"]).output
+    )

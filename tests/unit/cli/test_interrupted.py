@@ -6,21 +6,25 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncely.cli.run import run_files, work_file
+from oncely.cli.verbs import Run, Work
 
-COMMANDS = [partial(run_files, spark_log=None), work_file]
+FILE = Path("never-read.toml")
+COMMANDS: list[Callable[[Any], int]] = [
+    lambda until: run_files(Run(files=[FILE], until=until)),
+    lambda until: work_file(Work(file=FILE, until=until)),
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("until", "code"), [(None, 0), ("latest", 1)])
 def test_a_signal_while_handlers_are_installed(
-    monkeypatch: pytest.MonkeyPatch, command: Callable[..., int], until: Any, code: int
+    monkeypatch: pytest.MonkeyPatch, command: Callable[[Any], int], until: Any, code: int
 ) -> None:
     start = threading.Thread.start
 
@@ -32,7 +36,7 @@ def test_a_signal_while_handlers_are_installed(
     monkeypatch.setattr(threading.Thread, "start", started)
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        assert command(Path("never-read.toml"), until=until) == code
+        assert command(until) == code
     finally:
         signal.signal(signal.SIGTERM, handler)
         signal.set_wakeup_fd(-1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncely.cli.offsets import chosen_verb
-from oncely.cli.options import ResetTo
+from oncely.cli.verbs import ResetTo
 from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb
 from oncely.reject_summary import printable

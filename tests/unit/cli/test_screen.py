@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 from oncely.cli import logs, plan, screen
+from oncely.cli.screen import LEFT, REST, RIGHT, duration, show
 from oncely.cli.spark_log import SparkLog
-from oncely.cli.tables import LEFT, REST, RIGHT, duration, show
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
 from oncely.secrets import Secrets
 

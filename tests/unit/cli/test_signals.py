@@ -11,6 +11,7 @@ import pytest
 
 from oncely.cli.run import run_files, work_file
 from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.verbs import Run, Work
 
 
 def test_every_signal_is_heard_and_the_old_handlers_come_back() -> None:
@@ -72,7 +73,8 @@ def test_a_signal_before_the_block_has_begun(
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Signals, "install", at_once)
-    assert work_file(tmp_path / "none.toml", None) == 0
-    assert work_file(tmp_path / "none.toml", "latest") == 1
-    assert run_files([tmp_path / "none.toml"], None, None) == 0
+    file = tmp_path / "none.toml"
+    assert work_file(Work(file=file)) == 0
+    assert work_file(Work(file=file, until="latest")) == 1
+    assert run_files(Run(files=[file])) == 0
     assert signal.getsignal(signal.SIGTERM) is before

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncely.cli import logs, screen
+from oncely.cli import logs, screen, verbs
 from oncely.cli import run as run_module
 from oncely.cli.opened import files_of
 from oncely.cli.progress import LogLines
@@ -159,7 +159,7 @@ def test_folders_stand_for_their_files(tmp_path: Path) -> None:
     assert files_of([single]) == [single]
     (tmp_path / "empty").mkdir()
     with pytest.raises(WrongInput, match="empty: no pipeline file"):
-        run_files([tmp_path / "empty"], None, None)
+        run_files(verbs.Run(files=[tmp_path / "empty"]))
 
 
 @dataclass
@@ -193,7 +193,7 @@ def started(servers: Servers, stop: StopSignal, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Pipeline, "run", lambda self, *_, **__: servers.run(self))
     application: Any = SimpleNamespace(enter=lambda *_: None, start_spark=None, on_spark=True)
     nothing: Any = None
-    run_module._run(application, runs, None, stop, nothing, nothing, "end")
+    run_module._run(application, runs, verbs.Run(files=[]), stop, nothing, nothing)
     return runs
 
 

@@ -17,7 +17,9 @@ import pytest
 from rich.console import Console
 
 from oncely.cli import screen, status, web
+from oncely.cli.options import Result
 from oncely.cli.top import rendered, top
+from oncely.cli.verbs import Status, Top
 from oncely.errors import Unavailable
 from oncely.pipeline.status import unreadable
 from oncely.secrets import Secrets
@@ -92,7 +94,7 @@ def test_an_error_of_several_lines_is_on_one(tmp_path: Path) -> None:
         'name = "p"\n[source]\nbrokers = 3\n[decode]\nformat = "x"\n[sink]\nkind = "sql"\n'
     )
     with screen.out.capture() as told:
-        assert top([tmp_path], 1.0, once=True) == 3
+        assert top(Top(paths=[tmp_path], once=True)) == 3
     said = " ".join(told.get().split())
     assert re.search(r"\d problems source.brokers: found 3; allowed: a text source\.topics", said)
     (read,) = web.opened_subjects([tmp_path])
@@ -110,7 +112,7 @@ def test_once_ends_with_the_code_of_the_worst(tmp_path: Path) -> None:
     url = f"postgresql://app:{PASSWORD}@127.0.0.1:2/db"
     with screen.out.capture() as told:
         try:
-            assert top([pipeline_file(tmp_path, "billing", url)], 1.0, once=True) == 3
+            assert top(Top(paths=[pipeline_file(tmp_path, "billing", url)], once=True)) == 3
         finally:
             screen.hide(Secrets())
     assert "billing" in told.get()
@@ -134,7 +136,8 @@ def test_the_codes_of_status(
     monkeypatch.setattr(status, "opened", lambda file: made[file.stem].pipeline)
 
     def ended(*, as_json: bool, check: bool) -> int:
-        return status.show_status(files, as_json=as_json, check=check)
+        found = status.show_status(Status(paths=files, check=check))
+        return found.print(as_json=as_json) if isinstance(found, Result) else found
 
     with screen.out.capture() as told:
         assert ended(as_json=False, check=True) == code
@@ -153,7 +156,9 @@ def test_status_of_several_as_json(
     shop = subject(filled(tmp_path))
     down = subject(pipeline_file(tmp_path, "down"), Topics(down=True))
     monkeypatch.setattr(web, "opened_subjects", lambda _paths: [shop, down])
-    assert status.show_status([tmp_path], as_json=True, check=True) == 3
+    found = status.show_status(Status(paths=[tmp_path], check=True))
+    assert isinstance(found, Result)
+    assert found.print(as_json=True) == 3
     first, second = json.loads(capsys.readouterr().out)
     assert (first["name"], first["verdict"], first["rejects"]) == ("shop", "behind", 3)
     assert second == {

@@ -18,6 +18,7 @@ import pytest
 
 from oncely import http_server
 from oncely.cli import screen
+from oncely.cli.verbs import Web
 from oncely.cli.web import serve
 from oncely.errors import ConfigError, WrongInput
 from oncely.secrets import Secrets
@@ -39,19 +40,19 @@ def test_others_need_a_token_to_read(tmp_path: Path, address: str) -> None:
     """On loopback, through the proxy whose name is allowed."""
     names = ["ops.example"] if address.startswith("127.") else []
     with pytest.raises(WrongInput, match="other machines would read") as refused:
-        serve([pipeline_file(tmp_path)], address, names, None, 5.0, make_token=False)
+        serve(Web(paths=[pipeline_file(tmp_path)], listen=address, allow_host=names))
     assert TOKEN in refused.value.way_out
 
 
 def test_wrong_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = pipeline_file(tmp_path)
     with pytest.raises(WrongInput, match="no address"):
-        serve([file], "here", [], None, 5.0, make_token=False)
+        serve(Web(paths=[file], listen="here"))
     with pytest.raises(WrongInput, match="there is no such folder"):
-        serve([file], "127.0.0.1:0", [], tmp_path / "none", 5.0, make_token=False)
+        serve(Web(paths=[file], listen="127.0.0.1:0", audits=tmp_path / "none"))
     monkeypatch.setenv(TOKEN, "short")
     with pytest.raises(ConfigError, match="can be guessed"):
-        serve([file], "127.0.0.1:0", [], None, 5.0, make_token=False)
+        serve(Web(paths=[file], listen="127.0.0.1:0"))
 
 
 def test_a_signal_ends_it_also_while_a_page_is_open(tmp_path: Path) -> None:

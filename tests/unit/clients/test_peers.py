@@ -20,8 +20,6 @@ from oncely.peers import protocol_at
 from oncely.pipeline import Pipeline
 from oncely.pipeline.init import Wanted, pipeline_file
 from oncely.pipeline.running import preflight
-from oncely.pipeline.working import work
-from oncely.runtimes.stop import StopSignal
 from oncely.stores.sql.postgres import _refuse_broker
 from oncely.testing.servers.ports import free_port
 
@@ -141,7 +139,7 @@ def test_it_waits_for_one_that_says_nothing() -> None:
         (Pipeline.plan, True),
         (Pipeline.partition_offsets, True),
         (preflight, True),
-        (lambda one: work(one, None, StopSignal(), lambda _: None), True),
+        (Pipeline.work, True),
         (lambda one: pipeline_file(Wanted(one.source.brokers, "t"), one, "f"), True),
         (Pipeline.preflight, False),  # also when a run that is under way begins again
         (lambda one: one.source.stable_end(), False),

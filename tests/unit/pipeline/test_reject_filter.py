@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from oncely.cli.options import WhichRejects
 from oncely.cli.rejects import reject_filter
+from oncely.cli.verbs import WhichRejects
 from oncely.config import parse
 from oncely.core.batch import Reject
 from oncely.core.ranges import TopicPartition
@@ -51,7 +51,9 @@ def test_a_record_without_a_time_is_of_no_age() -> None:
 
 
 def test_options_become_a_filter() -> None:
-    found = reject_filter(WhichRejects("x", ["t:0"], "2026-01-01T13:00:00+01:00"))
+    found = reject_filter(
+        WhichRejects(reason="x", partition=["t:0"], since="2026-01-01T13:00:00+01:00")
+    )
     assert found == RejectFilter("x", ("t:0",), NOON)
     found = reject_filter(WhichRejects(since="2026-01-01T12:00:00"))
     assert found == RejectFilter(since=NOON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 from oncely.errors import Unavailable
@@ -14,6 +15,7 @@ class Run:
     """A ledger whose end is hidden by somebody's transaction."""
 
     sink = Mock(KafkaSink, hidden_seconds=60.0)
+    ledger = SimpleNamespace(context=SimpleNamespace(sink=sink))
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop

@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.commit.path import Outcome
 from oncely.core.batch import Chunk
 from oncely.core.claim import Budget, Claim, Counts, Fence
 from oncely.core.ledger import Entry
@@ -25,7 +24,7 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.commit import Answer, CommitPlan, Reading, commit_chunks
+from oncely.runtimes.batches.commit import Answer, Reading, commit_chunks
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit
@@ -78,8 +77,8 @@ def task(sink: Any, tables: Any) -> Iterator[object]:
     """A task that commits these records."""
     needs = frozenset({"value"})
     reading = Reading(GivenRecords(tables), Decoder(), Unchanged(), needs, Bounds(records=10))
-    plan = CommitPlan(together(sink), Fence("p", 1), Budget(), reading)
-    return answers(partial(commit_chunks, plan), SHARE, Attempt(0))
+    work = partial(commit_chunks, together(sink), Fence("p", 1), Budget(), reading)
+    return answers(work, SHARE, Attempt(0))
 
 
 def begin(hand: PipelinedCommit, sink: Any, chunk: Chunk) -> None:
@@ -101,10 +100,9 @@ def batch(first: int, count: int = 10) -> pa.Table:
 
 
 def told(found: Iterable[object]) -> list[object]:
-    """The ranges of outcomes, and the other answers of a task."""
-    return [
-        (one.range.start, one.range.end) if isinstance(one, Outcome) else type(one) for one in found
-    ]
+    """The ranges of outcomes, and what else a task tells."""
+    outcomes = [(one, getattr(one, "outcome", None)) for one in found]
+    return [(of.range.start, of.range.end) if of else type(one) for one, of in outcomes]
 
 
 def test_the_next_chunk_is_read_while_one_is_committed() -> None:

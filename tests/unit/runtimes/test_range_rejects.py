@@ -9,8 +9,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Chunk, Rejection, Staged
-from oncely.core.claim import Fence
+from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
@@ -18,6 +19,7 @@ from oncely.reject_summary import SAMPLE
 from oncely.runtimes.batches.commit import RangeCommit
 from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
+from tests.deliverytools import put
 from tests.jobtools import GivenRecords, InlineJobs, records
 
 T0 = TopicPartition("t", 0)
@@ -77,19 +79,12 @@ def bad_records() -> Iterator[pa.Table]:
 
 
 def opened(reread: GivenRecords, layout: str, **budget: Any) -> RangeCommit:
-    made = RangeCommit(
-        cast(Any, NoRows()),
-        reread,
-        cast(Any, AllBad()),
-        Unchanged(),
-        ("t",),
-        jobs=InlineJobs(),
-        bounds=Bounds(records=A_CHUNK),
-        layout=cast(Any, layout),
-        **budget,
-    )
-    made._fence = Fence("p", 1)
-    return made
+    nothing: Any = NoRows()
+    context = CommitContext(nothing, cast(Any, reread), AllBad(), Budget(**budget))
+    ledger = OpenLedger(context)
+    ledger.fence = Fence("p", 1)
+    bounds = Bounds(records=A_CHUNK)
+    return RangeCommit(ledger, Unchanged(), InlineJobs(), bounds, cast(Any, layout))
 
 
 def answers(commit: RangeCommit, planned: int = RECORDS) -> list[Any]:
@@ -100,7 +95,7 @@ def answers(commit: RangeCommit, planned: int = RECORDS) -> list[Any]:
 def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> None:
     reread = GivenRecords(bad_records)
     with pytest.raises(TooManyRejects, match="300 or more records") as caught:
-        answers(opened(reread, layout, max_rejects_count=ALLOWED))
+        answers(opened(reread, layout, count=ALLOWED))
     assert reread.fetched <= ALLOWED + SAMPLE
     refused = caught.value.refused
     assert refused is not None
@@ -110,19 +105,19 @@ def test_a_task_beyond_the_budget_of_the_batch_sends_a_sample(layout: str) -> No
 
 @LAYOUTS
 def test_a_task_that_answers_with_an_error_leaves_nothing_staged(layout: str) -> None:
-    commit = opened(GivenRecords(bad_records), layout, max_rejects_count=ALLOWED)
+    commit = opened(GivenRecords(bad_records), layout, count=ALLOWED)
     with pytest.raises(TooManyRejects):
         answers(commit)
-    assert cast(Any, commit.sink).abandoned == 1
+    assert cast(Any, commit.ledger.context.sink).abandoned == 1
 
 
 @LAYOUTS
 def test_a_task_that_fails_leaves_nothing_staged(layout: str) -> None:
     commit = opened(GivenRecords(bad_records), layout)
-    commit.decoder = cast(Any, Broken())
+    put(commit.ledger, decoder=Broken())
     with pytest.raises(MemoryError):
         answers(commit)
-    assert cast(Any, commit.sink).abandoned == 1
+    assert cast(Any, commit.ledger.context.sink).abandoned == 1
 
 
 @LAYOUTS
@@ -130,9 +125,9 @@ def test_a_task_that_fails_leaves_nothing_staged(layout: str) -> None:
     ("planned", "budget"),
     [
         (RECORDS, {}),
-        (RECORDS, {"max_rejects_count": RECORDS}),
+        (RECORDS, {"count": RECORDS}),
         # A share is of the whole batch, of which other tasks may have read the rest.
-        (10 * RECORDS, {"max_rejects_share": Fraction(1, 10)}),
+        (10 * RECORDS, {"share": Fraction(1, 10)}),
     ],
     ids=["unlimited", "count", "share"],
 )

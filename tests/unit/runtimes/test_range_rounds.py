@@ -13,14 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Chunk, Staged
-from oncely.core.claim import Fence, RejectCount
+from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kinds.file_format import FileFormat, read_receipt
 from oncely.kinds.files.topics import ScopeSchemas
 from oncely.kinds.staged_files import FilesTask
 from oncely.runtimes.batches.commit import Answer, RangeCommit
 from oncely.stores.objects.store import Store
+from tests.deliverytools import put
 
 TASKS = 30
 
@@ -42,12 +44,14 @@ class Staging(RangeCommit):
         self.folder, self.records = folder, records
         self.rounds: list[list[TopicPartition]] = []
         self.attempts = count()
-        self._counted = RejectCount()
+        nothing: Any = None
+        self.ledger = OpenLedger(CommitContext(nothing, nothing, nothing))
+        self.layout = "per_partition"
 
     def _stage(self, *given: Any) -> list[Answer]:
         batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
-        known = dict(cast(Agreeing, self.sink).schemas.known)
+        known = dict(cast(Agreeing, self.ledger.context.sink).schemas.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]
         return [self._task(known, batch_id, group, ranges) for group in groups]
 
@@ -58,7 +62,7 @@ class Staging(RangeCommit):
         for tp in group:
             task.add(chunk(tp, self.records[tp]))
         read = {tp: ranges[tp] for tp in group}
-        return Answer(read, staged=task.finish(), proved=read)
+        return Answer(read=read, staged=task.finish(), proved=read)
 
 
 def chunk(tp: TopicPartition, records: Sequence[Any]) -> Chunk:
@@ -82,7 +86,7 @@ def contradicting() -> dict[TopicPartition, list[Any]]:
 
 def agreed(staging: Staging, sink: Agreeing) -> Iterator[Answer]:
     ranges = {tp: OffsetRange(0, len(own)) for tp, own in staging.records.items()}
-    staging.sink = cast(Any, sink)
+    put(staging.ledger, sink=sink)
     yield from staging._agreed(0, ranges)
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.commit.run import OpenRun
+from oncely.commit.run import CommitContext
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.runtimes.batches.commit import Reading
-from oncely.runtimes.chunks import Bounds
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, records
 
@@ -37,6 +36,7 @@ def test_headers_that_only_the_decoder_reads_do_not_go_to_the_sink(needs: frozen
     table = records(T0, [b"x"]).append_column("headers", pa.array([given], HEADERS))
     sink: Any = SimpleNamespace(needs=needs)
     decoder: Any = ByHeaders()
-    run = OpenRun(sink, GivenRecords([table]), decoder, Unchanged(), ("t",))
-    (chunk,) = Reading.of(run, Bounds()).chunks({T0: OffsetRange(0, 1)}, again=False)
+    source: Any = GivenRecords([table])
+    reading = Reading.of(CommitContext(sink, source, decoder), Unchanged())
+    (chunk,) = reading.chunks({T0: OffsetRange(0, 1)}, again=False)
     assert (chunk.headers is not None) == bool(needs)

@@ -18,8 +18,9 @@ from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, Unreada
 from oncely.kafka.source import Look, Watermarks
 from oncely.runtimes import goal
 from oncely.runtimes.batches import run as runs
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import Takeovers
 from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -70,14 +71,21 @@ class Batches:
     asked: Callable[[], None] = lambda: None
     fence: Fence = field(default_factory=lambda: Fence("p", 1))
     added: dict[TopicPartition, int] = field(default_factory=dict)
-    opened: int = 0
+    opens: int = 0
     epochs: dict[TopicPartition, int] = field(default_factory=dict)
 
     expected: list[int | None] = field(default_factory=list)
 
+    @property
+    def ledger(self) -> Batches:
+        return self
+
+    def opened(self) -> None:
+        pass
+
     def open(self, takeover: Any) -> Any:
         self.expected.append(takeover.expected)
-        self.opened += 1
+        self.opens += 1
         positions = {T0: 0} | {tp: one.end for ranges in self.done for tp, one in ranges.items()}
         return Opened(self.fence, positions, first_start=False)
 
@@ -99,6 +107,7 @@ class Batches:
     def add_partitions(self, positions: dict[TopicPartition, int], source: Any) -> None:
         self.added |= positions
 
+    @property
     def leader_epochs(self) -> dict[TopicPartition, int]:
         return self.epochs
 
@@ -151,9 +160,14 @@ def made(
     on_gap: str = "fail",
     **more: Any,
 ) -> Any:
-    settings = RunSettings("p", "earliest", on_gap, trigger, limit, retries=2)
-    given: dict[str, Any] = {"jobs": InlineJobs(), "mirror": Quiet(), **more}
-    return BatchRun(source=source, batches=batches, settings=settings, **given)  # type: ignore[arg-type]
+    ledger: Any = batches
+    listener = more.pop("listener", lambda _: None)
+    takeovers = Takeovers(ledger, source, "p", "earliest", on_gap, listener)  # type: ignore[arg-type]
+    given: dict[str, Any] = {"jobs": InlineJobs(), "mirror": Quiet(), "retries": 2, **more}
+    return BatchRun(
+        batches=ledger, takeovers=takeovers, trigger_seconds=trigger,
+        max_records_per_batch=limit, **given,
+    )  # fmt: skip
 
 
 def test_until_latest_ends_at_the_ends_of_the_start() -> None:
@@ -203,7 +217,7 @@ def test_a_retry_has_the_same_goal() -> None:
 
     batches = Batches(meanwhile=fail_once)
     assert made(Source({T0: 0}, grow), batches, stop=HurriedStop()).run(until_latest=True)
-    assert batches.opened == 2
+    assert batches.opens == 2
     assert batches.done[-1][T0].end == 1_000
 
 
@@ -249,7 +263,7 @@ def test_an_end_that_stays_before_the_position_is_a_cut_log(
     run = made(Source({T0: 150}, cut), batches, limit=50)
     with pytest.raises(SourceMismatch, match="t-0 ends at 20, and the ledger has read up to 100"):
         run.run(until_latest=until_latest)
-    assert batches.opened == 1
+    assert batches.opens == 1
 
 
 class Cut(Source):
@@ -325,7 +339,7 @@ def test_a_topic_that_is_made_again_in_a_batch_ends_the_run() -> None:
     batches = Batches(meanwhile=lambda: setattr(source, "ids", {"t": "new"}))
     with pytest.raises(SourceMismatch):
         made(source, batches).run(until_latest=True)
-    assert batches.opened == 1
+    assert batches.opens == 1
 
 
 def test_a_batch_is_told_though_the_broker_is_away_after_it() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from oncely.errors import OncelyError, TopicMissing, Unavailable
-from oncely.runtimes.batches.run import BatchRun, RunSettings
+from oncely.runtimes.batches.run import BatchRun
+from oncely.runtimes.takeover import Takeovers
 from tests.jobtools import HurriedStop
 
 
@@ -38,10 +39,12 @@ class Scripted(BatchRun):
 
 
 def scripted(*failures: tuple[str, OncelyError]) -> Scripted:
-    batches: Any = SimpleNamespace(fence=SimpleNamespace(epoch=1), finish=lambda: None)
+    ledger: Any = SimpleNamespace(finish=lambda: None)
     nothing: Any = None
-    settings = RunSettings("p", "earliest", "fail", 0, 1_000, retries=7)
-    return Scripted(nothing, nothing, batches, settings, nothing, HurriedStop(), failures=failures)
+    takeovers = Takeovers(ledger, nothing, "p", "earliest", "fail", lambda _: None)
+    return Scripted(
+        nothing, nothing, takeovers, nothing, 0, 1_000, HurriedStop(), 7, failures=failures
+    )
 
 
 def missing() -> TopicMissing:

@@ -43,6 +43,7 @@ class _Ledger:
     def __init__(self, world: World) -> None:
         self._world = world
 
+    @property
     def leader_epochs(self) -> Mapping[TopicPartition, int]:
         return self._world.noted
 

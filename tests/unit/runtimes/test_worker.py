@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import sys
 import zipfile
 import zipimport
@@ -82,7 +83,7 @@ def test_an_archive_that_went_is_no_error(archive: Path) -> None:
 
 def test_objects_of_modules_are_set_aside_once(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[None] = []
-    monkeypatch.setattr(worker, "_memory", worker._Memory())
+    monkeypatch.setattr(worker, "_tasks", itertools.count(1))
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(None))
     worker.settle()
     assert not frozen

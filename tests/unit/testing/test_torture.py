@@ -14,6 +14,7 @@ import pytest
 
 from oncely import Worker, WrongInput
 from oncely.cli import torture
+from oncely.cli.verbs import Torture
 from oncely.errors import Stopped
 from oncely.testing import faults
 from oncely.testing.faults import KillAt
@@ -275,7 +276,7 @@ def test_runs_with_other_numbers_of_rows_prove_work_after_the_transaction(
 
 def test_a_command_without_a_table_is_refused() -> None:
     with pytest.raises(WrongInput, match="no table"):
-        torture.torture_app("m:app", [], None, None, [], as_json=False)
+        torture.torture_app(Torture(app_path="m:app"))
 
 
 def test_a_worker_that_fails_by_itself_is_told(

@@ -57,9 +57,9 @@ from oncely.kinds.conform import conform
 from oncely.kinds.delta.form import CLEARED, DELETED, ORDER, accepted, newest, ordered
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.sql.form import with_source, with_tombstones
-from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.rows import with_source, with_tombstones
 from oncely.kinds.staged_files import FilesTask
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.delta import Merge, named_sizes, of_content
 from oncely.stores.objects.store import NoSuchFile
 

@@ -22,15 +22,19 @@ from oncely.kinds.delta.form import DeltaFormat
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
-from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
-from oncely.kinds.sql.destination import NO_LATE_DELETES, refuse_unversioned
+from oncely.kinds.tables import (
+    TableDestination,
+    audit_notes,
+    keeps_source,
+    with_source,
+)
 from oncely.stores.delta import DeltaConnect, connect
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 
 
 @dataclass(frozen=True)
-class DeltaDestination:
+class DeltaDestination(TableDestination):
     """A Delta table and its ledger.
 
     Attributes:
@@ -112,15 +116,6 @@ class DeltaDestination:
         """Begin a discard in the ledger's files."""
         return partial(discard_letters, self.bare_sink)
 
-    @property
-    def late_delete(self) -> str | None:
-        """The reason: append mode deletes no rows."""
-        return NO_LATE_DELETES if self.given.mode == "upsert" else None
-
-    def check_replay(self) -> None:
-        """Refuse to upsert old records without a version."""
-        refuse_unversioned(self.given)
-
     def replaying(self, schema: pa.Schema) -> nullcontext[DeltaReplay]:
         """Begin a replay into the table."""
         sink = self.sink(schema)
@@ -129,7 +124,7 @@ class DeltaDestination:
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[DeltaRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        refuse_unversioned(self.given)
+        self.check_replay()
         sink = self.sink(schema)
         if not sink.form.keep_source:
             raise ConfigError(

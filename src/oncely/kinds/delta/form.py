@@ -20,14 +20,9 @@ from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
-from oncely.kinds.sql.form import (
-    refuse_missing_keys,
-    rejections_of,
-    with_source,
-    with_tombstones,
-)
-from oncely.kinds.sql.table import SOURCE_COLUMNS
+from oncely.kinds.rows import refuse_missing_keys, rejections_of, with_source, with_tombstones
 from oncely.kinds.staged_files import FilesTask
+from oncely.kinds.tables import SOURCE_COLUMNS
 
 TOPIC, PARTITION, OFFSET, DELETED, CLEARED = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "deleted", "cleared")

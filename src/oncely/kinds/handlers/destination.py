@@ -16,13 +16,18 @@ from oncely.kinds.base import Discard
 from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
-from oncely.kinds.sql.change import discard_letters
-from oncely.kinds.sql.destination import check_table, checks, dead_letters, look, session
-from oncely.kinds.sql.privileges import Needs, missing_privileges
-from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import Wanted
+from oncely.kinds.sql_ledger import (
+    Needs,
+    dead_letters,
+    discard_letters,
+    ledger_checks,
+    look,
+    missing_privileges,
+    session,
+)
 from oncely.stores.sql.connection import Connect, plain
 from oncely.stores.sql.dialects import dialect_for
+from oncely.stores.sql.ledger import SqlLedger
 
 
 @dataclass(frozen=True)
@@ -55,28 +60,27 @@ class HandlersDestination:
                 "handlers are functions of a module, which this command does not know",
                 way_out="start them by `oncely work module:app`",
             )
+        return self.bare_sink
+
+    @cached_property
+    def bare_sink(self) -> HandlersSink:
+        """The sink, also without handlers: for the ledger alone."""
         given = self.given
+        dialect = dialect_for(given.url.get_secret_value(), given.connect_timeout)
+        ledger = SqlLedger(self.pipeline, dialect, given.table, given.create, self.connect)
         on_error = OnError(given.retries, given.on_error == "reject")
         names = (*TRACE, *given.context)
         return HandlersSink(
-            self.bare_sink.ledger, self.handlers, on_error, given.time_limit, names, self.threads
+            ledger, self.handlers or {}, on_error, given.time_limit, names, self.threads
         )
 
-    @cached_property
-    def bare_sink(self) -> SqlSink:
-        """The ledger alone: its own table stands for the table of rows."""
-        given = self.given
-        return SqlSink(
-            pipeline=self.pipeline,
-            dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
-            wanted=Wanted(given.table, pa.schema([])),
-            create=given.create,
-            connect=self.connect,
-        )
+    @property
+    def _ledger(self) -> SqlLedger:
+        return self.bare_sink.ledger
 
     def look(self) -> LedgerState:
         """Read the ledger; statements of handlers have ``sink.time_limit``."""
-        known = look(self.bare_sink)
+        known = look(self._ledger)
         whole = {a: b for a, b in known.time_limits.items() if a.startswith("transaction_timeout")}
         return replace(known, time_limits=whole)
 
@@ -87,15 +91,17 @@ class HandlersDestination:
     def check(self, schema: pa.Schema) -> None:
         """Check the ledger."""
         self.sink(schema)
-        check_table(self.bare_sink)
+        with session(self._ledger) as connection:
+            for _, check in ledger_checks(self._ledger, connection):
+                check()
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return dead_letters(self.bare_sink, limit, discarded=discarded)
+        return dead_letters(self._ledger, limit, discarded=discarded)
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
-        return partial(discard_letters, self.bare_sink)
+        return partial(discard_letters, self._ledger)
 
     @property
     def late_delete(self) -> str | None:
@@ -122,19 +128,19 @@ class HandlersDestination:
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect the ledger and the privileges on it."""
         del schema
-        sink = self.bare_sink
-        statements = sink.ledger.tables.ddl()
+        ledger = self._ledger
+        statements = ledger.tables.ddl()
         facts = None
-        with inspection.about("sink.url"), session(sink) as connection:
-            inspection.collect(checks(sink, connection))
+        with inspection.about("sink.url"), session(ledger) as connection:
+            inspection.collect(ledger_checks(ledger, connection))
             exists = False
             if connection is not None:
                 statements = []
                 with inspection.about("sink.table"):
-                    statements = sink.ledger.tables.missing(connection)
-                exists = sink.ledger.tables.exists(connection)
-                for one in missing_privileges(sink, connection, Needs(temporary=True)):
+                    statements = ledger.tables.missing(connection)
+                exists = ledger.tables.exists(connection)
+                for one in missing_privileges(ledger, connection, Needs(temporary=True)):
                     inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
-            table = str(sink.wanted.table)
-            facts = SinkFacts("ledger of handlers", sink.dialect.endpoint, table, exists, ())
+            table = str(ledger.target)
+            facts = SinkFacts("ledger of handlers", ledger.dialect.endpoint, table, exists, ())
         return SinkPlan(facts, None, tuple(plain(one) + ";" for one in statements))

@@ -19,7 +19,7 @@ from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, PositionMo
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, OncelyError, Stopped, Unavailable, WrongInput
 from oncely.kinds.handlers.batch import Batch, Portion
-from oncely.kinds.sql.sink import Refused, letters_of
+from oncely.kinds.sql_ledger import Refused, letters_of
 from oncely.stores.sql.connection import BadData, Connection, LoanBroken
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import processing

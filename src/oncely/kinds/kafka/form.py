@@ -28,7 +28,7 @@ from oncely.kafka.transaction import Message
 from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.kafka.format import SOURCE_HEADER, RecordFormat, header_lists
-from oncely.kinds.sql.form import keys_like_rows, rejections_of
+from oncely.kinds.rows import keys_like_rows, rejections_of
 from oncely.kinds.topic_publishing import InTime
 
 _NONE = pa.nulls(0, pa.large_binary())

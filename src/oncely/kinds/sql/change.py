@@ -17,24 +17,18 @@ Statement by statement, and why in this order (docs/decisions/0043):
 Rows of records beyond the position are removed with the position's lock from the beginning, so that
 no commit of the same offsets can come between.
 
-Replays and discards of dead letters are here, too. In a replay, valid records are moved into the
+Replays of dead letters are here, too. In a replay, valid records are moved into the
 table, each exactly once. The reject itself is the token. One transaction locks some rejects, writes
 the rows of the valid ones and deletes exactly these rejects; those that still fail get their newer
 reason. A crash before COMMIT leaves every reject in place, a crash after it leaves none of them to
 be replayed, and a COMMIT whose answer was lost is settled by reading the rejects again. Of two
 concurrent replays, the second waits for the row locks and then sees no rejects.
-
-In a discard, the content of dead letters is removed, and their rows stay. One transaction locks the
-pending dead letters, chooses some, and removes key, value and headers of these. A replay at the
-same time has locked a dead letter before, and has deleted it, or waits for the lock and finds the
-dead letter discarded. A repetition after a lost answer finds nothing to do.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -44,11 +38,13 @@ from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
-from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, Which, row_refused
+from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
 from oncely.kinds.sql.form import Prepared, as_stored
-from oncely.kinds.sql.sink import Contents, Refused, SqlSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS, Target
+from oncely.kinds.sql.sink import Contents, SqlSink
+from oncely.kinds.sql.table import Target
 from oncely.kinds.sql.write import write_rows
+from oncely.kinds.sql_ledger import Refused
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.sql.connection import (
     BadData,
     Connection,
@@ -58,7 +54,7 @@ from oncely.stores.sql.connection import (
     brief_session,
     transaction,
 )
-from oncely.stores.sql.dead_letters import Removed
+from oncely.stores.sql.dead_letters import FIRST, RejectKey, Removed
 from oncely.stores.sql.statements import within
 
 _TOPIC, _PARTITION, _OFFSET = SOURCE_COLUMNS.names
@@ -387,13 +383,6 @@ def _apart(
     return reduce(add_up, (_apart(partition, half, repair) for half in halves))
 
 
-RejectKey = tuple[str, int, int]
-"""Topic, partition, offset: the order in which rejects are replayed."""
-
-FIRST: RejectKey = ("", -1, -1)
-"""Before every reject."""
-
-
 @dataclass
 class SqlReplay:
     """A replay of all rejects, each processed once.
@@ -485,36 +474,3 @@ class SqlReplay:
 def _none_refused(refused: Sequence[Rejection]) -> None:
     if refused:
         raise row_refused(refused[0].reason, LETTERS_STAY)
-
-
-# -- discards ------------------------------------------------------------------------------
-
-
-_AT_ONCE = 500
-"""Dead letters that are in memory, with their values."""
-
-
-def discard_letters(
-    sink: SqlSink, which: Which, execute: bool, check: Callable[[], None] = lambda: None
-) -> Counter[str]:
-    """Discard pending dead letters: see
-    :meth:`oncely.kinds.destination.Destination.discarding`. The sink may be without columns."""
-    letters, reasons = sink.ledger.dead_letters, Counter[str]()
-    with (
-        brief_session(sink.dialect, "discard", sink.connect) as ours,
-        transaction(ours) if execute else nullcontext(),
-    ):
-        for found in _pending(sink, ours, lock=execute):
-            chosen = [one.discarded for one in found if which(one)]
-            reasons.update(one.reason for one in chosen)
-            if execute:
-                letters.change(ours, chosen)
-        check()
-    return reasons
-
-
-def _pending(sink: SqlSink, ours: Connection, *, lock: bool) -> Iterator[list[Reject]]:
-    after = FIRST
-    while found := sink.ledger.dead_letters.read(ours, after, _AT_ONCE, lock=lock):
-        yield found
-        after = (*found[-1].partition, found[-1].offset)

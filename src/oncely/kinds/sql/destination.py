@@ -1,14 +1,11 @@
-"""A SQL table as a pipeline's destination.
-
-:func:`look` and the checks inspect a SQL sink without writing.
-"""
+"""A SQL table as a pipeline's destination."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -21,56 +18,39 @@ from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import ConfigError, TableMismatch
 from oncely.kinds.base import Discard
-from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.destination import (
     Check,
     Connections,
     Inspection,
     LedgerState,
+    Room,
     SinkFacts,
     SinkPlan,
-    refusal,
 )
-from oncely.kinds.source_columns import audit_notes, keeps_source, with_source
-from oncely.kinds.sql.change import FIRST, SqlReplay, SqlRewrites, discard_letters
-from oncely.kinds.sql.privileges import Needs, Room, further_privileges, missing_privileges, room
+from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import SOURCE_COLUMNS, Target, Wanted, create_statement, inspect
-from oncely.stores.sql.connection import Connect, Connection, brief_session, plain
+from oncely.kinds.sql.table import Target, Wanted, create_statement, inspect
+from oncely.kinds.sql_ledger import (
+    Needs,
+    dead_letters,
+    discard_letters,
+    further_privileges,
+    ledger_checks,
+    look,
+    missing_privileges,
+    room,
+    session,
+)
+from oncely.kinds.tables import (
+    SOURCE_COLUMNS,
+    TableDestination,
+    audit_notes,
+    keeps_source,
+    with_source,
+)
+from oncely.stores.sql.connection import Connect, Connection, plain
 from oncely.stores.sql.dialects import dialect_for
-from oncely.stores.sql.sqlite import Sqlite
-from oncely.stores.sql.tables import activity
-from oncely.stores.sql.takeover import check_known_table, check_same_table, require_ledger
-
-
-def look(sink: SqlSink) -> LedgerState:
-    """Read the ledger; empty if it was never created.
-
-    Raises:
-        WrongInput: the database refuses the login.
-        NewerFormat, OlderFormat: another version has written the pipeline's ledger.
-        Unavailable: no answer.
-    """
-    with session(sink) as connection:
-        if connection is None or not sink.ledger.tables.exists(connection):
-            return LedgerState()
-        tables, ledger = sink.ledger.tables, sink.ledger.statements
-        registered = ledger.registered(connection)
-        if registered is None:
-            return LedgerState()
-        entries = ledger.entries(connection)
-        return LedgerState(
-            registered.epoch,
-            registered.cluster_id,
-            {tp: entry.position for tp, entry in entries.items()},
-            ledger.topic_ids(connection),
-            sink.ledger.dead_letters.count(connection),
-            ledger.leader_epochs(connection),
-            activity(connection, tables),
-            refused=refusal(lambda: check_same_table(connection, ledger, registered)),
-            time_limits=sink.dialect.time_limits(connection),
-        )
 
 
 def check_table(sink: SqlSink) -> None:
@@ -79,7 +59,7 @@ def check_table(sink: SqlSink) -> None:
     Raises:
         WrongInput: the first problem.
     """
-    with session(sink) as connection:
+    with session(sink.ledger) as connection:
         for _, check in checks(sink, connection):
             check()
 
@@ -91,40 +71,20 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         sink: without columns only the checks that need none are returned.
         connection: None if the database is a file that does not exist yet.
     """
-    tables, wanted, dialect = sink.ledger.tables, sink.wanted, sink.dialect
-    if connection is None:
-        if isinstance(dialect, Sqlite):
-            yield "sink.url", dialect.require_creatable
-        if len(wanted.schema):
-            yield "sink.table", lambda: create_statement(dialect, wanted)
-        return
-    if not sink.create:
-        yield "sink.create", lambda: require_ledger(connection, tables)
-    yield "sink.table", lambda: check_known_table(connection, tables)
+    wanted, dialect = sink.wanted, sink.dialect
+    yield from ledger_checks(sink.ledger, connection)
     if not len(wanted.schema):
         return
-    if not sink.create or dialect.columns(connection, wanted.table):
+    if connection and (not sink.create or dialect.columns(connection, wanted.table)):
         yield "sink.table", lambda: inspect(dialect, connection, wanted)
     else:
         yield "sink.table", lambda: create_statement(dialect, wanted)
 
 
-def dead_letters(
-    sink: SqlSink, limit: int, *, discarded: bool = False
-) -> tuple[Sequence[Reject], int]:
-    """The first pending, or discarded, dead letters, and their total number."""
-    with session(sink) as connection:
-        if connection is None or not sink.ledger.tables.exists(connection):
-            return (), 0
-        letters = sink.ledger.dead_letters
-        found = letters.read(connection, FIRST, limit, discarded=discarded)
-        return found, letters.count(connection, discarded=discarded)
-
-
 def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
     """True if the table has rows of these topics; rows that name no topic count for all topics."""
     table, q = sink.wanted.table, sink.dialect.quote
-    with session(sink) as connection:
+    with session(sink.ledger) as connection:
         columns = sink.dialect.columns(connection, table) if connection is not None else ()
         if connection is None or not columns:
             return False
@@ -136,46 +96,11 @@ def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
         return bool(connection.query(f"{statement} LIMIT 1", names))
 
 
-@contextmanager
-def session(sink: SqlSink) -> Iterator[Connection | None]:
-    """A session for inspection; None if the database is a file that does not exist yet."""
-    try:
-        opened = brief_session(sink.dialect, "look", sink.connect)
-        connection = opened.__enter__()
-    except TableMismatch:
-        if not sink.create:
-            raise
-        yield None
-        return
-    try:
-        yield connection
-    finally:
-        opened.__exit__(None, None, None)
-
-
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
-
-NO_LATE_DELETES = (
-    "a tombstone has no version: applied late, it could delete a row that is newer than it"
-)
-
-
-def refuse_unversioned(given: SqlSinkSettings | DeltaSinkSettings) -> None:
-    """Refuse to upsert old records without a version.
-
-    Raises:
-        ConfigError: ``sink.version`` is missing.
-    """
-    if given.mode == "upsert" and given.version is None:
-        raise ConfigError(
-            "sink.version",
-            "is missing: a replayed record is old and would overwrite a newer row of its key",
-            way_out="name a column that grows with each change; or delete the rejects by SQL",
-        )
 
 
 @dataclass(frozen=True)
-class SqlDestination:
+class SqlDestination(TableDestination):
     """A SQL table and the ledger beside it.
 
     Attributes:
@@ -199,7 +124,7 @@ class SqlDestination:
     def _columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
         sink = self.bare_sink
-        with session(sink) as connection:
+        with session(sink.ledger) as connection:
             if connection is None:
                 return frozenset()
             columns = sink.dialect.columns(connection, sink.wanted.table)
@@ -226,7 +151,7 @@ class SqlDestination:
 
     def look(self) -> LedgerState:
         """Read the ledger."""
-        return look(self.bare_sink)
+        return look(self.bare_sink.ledger)
 
     def wrote(self) -> str:
         """The table, if it has rows of the topics, or rows that name no topic."""
@@ -239,20 +164,11 @@ class SqlDestination:
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return dead_letters(self.bare_sink, limit, discarded=discarded)
+        return dead_letters(self.bare_sink.ledger, limit, discarded=discarded)
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
-        return partial(discard_letters, self.bare_sink)
-
-    @property
-    def late_delete(self) -> str | None:
-        """The reason: append mode deletes no rows."""
-        return NO_LATE_DELETES if self.given.mode == "upsert" else None
-
-    def check_replay(self) -> None:
-        """Refuse to upsert old records without a version."""
-        refuse_unversioned(self.given)
+        return partial(discard_letters, self.bare_sink.ledger)
 
     def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
@@ -260,7 +176,7 @@ class SqlDestination:
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        refuse_unversioned(self.given)
+        self.check_replay()
         sink = self.sink(schema)
         if self.given.mode == "append" and not sink.keep_source:
             raise ConfigError(
@@ -284,7 +200,7 @@ class SqlDestination:
             with inspection.about("sink.table"):
                 ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
-        with inspection.about("sink.url"), session(sink) as connection:
+        with inspection.about("sink.url"), session(sink.ledger) as connection:
             inspection.collect(checks(sink, connection))
             target = None
             exists = bool(connection and sink.dialect.columns(connection, sink.wanted.table))
@@ -292,7 +208,7 @@ class SqlDestination:
                 ddl, of_ledger = [] if exists else ddl, []
                 with inspection.about("sink.table"):
                     of_ledger = sink.ledger.tables.missing(connection)
-                left = room(sink, connection)
+                left = room(sink.ledger, connection)
                 if schema is not None and (exists or not sink.create):
                     with inspection.about("sink.table"):
                         target = inspect(sink.dialect, connection, sink.wanted)
@@ -317,10 +233,11 @@ class SqlDestination:
         needs = Needs(
             upsert=bool(sink.wanted.keys),
             temporary=bool(sink.wanted.keys) or (target is not None and not target.direct),
+            columns=sink.wanted.schema.names,
         )
-        for one in missing_privileges(sink, connection, needs):
+        for one in missing_privileges(sink.ledger, connection, needs):
             inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
-        inspection.notes += further_privileges(sink, connection)
+        inspection.notes += further_privileges(sink.ledger, connection, needs.columns)
 
     def _audit_notes(
         self, sink: SqlSink, schema: pa.Schema, target: Target | None

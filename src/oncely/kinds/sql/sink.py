@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Rejection, Staged
+from oncely.core.batch import Batch, Chunk, CommitBudget, Packet, Reject, Staged
 from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, QueryBatch, Takeover
 from oncely.core.digest import Digests, digest_sum
 from oncely.core.ranges import TopicPartition
@@ -25,6 +25,7 @@ from oncely.kinds.base import NO_SINGLE_RECORD, row_digests, row_refused
 from oncely.kinds.sql.form import Prepared, prepare
 from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
+from oncely.kinds.sql_ledger import Refused, letters_of
 from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import (
     BadData,
@@ -189,17 +190,6 @@ class SqlSink:
         publish(self, batch, fence, claim)
 
 
-class Refused(Exception):
-    """Rows of the open transaction were refused; it is rolled back.
-
-    Attributes:
-        rejections: their records.
-    """
-
-    def __init__(self, rejections: Sequence[Rejection]) -> None:
-        self.rejections = rejections
-
-
 class Contents(NamedTuple):
     """What one transaction writes: rows of a chunk, and the dead letters of its other records.
 
@@ -223,13 +213,6 @@ class Contents(NamedTuple):
             self.prepared.without(list(refused.rejections)),
             [*self.letters, *letters_of(self.chunk, refused.rejections)],
         )
-
-
-def letters_of(chunk: Chunk, rejections: Sequence[Rejection]) -> list[Reject]:
-    """One dead letter for each rejection."""
-    letters = chunk.dead_letters(rejections) if rejections else []
-    check(len(letters) == len(rejections), "a rejection has no dead letter")
-    return letters
 
 
 def pack(sink: SqlSink, rows: pa.Table) -> list[Packet]:

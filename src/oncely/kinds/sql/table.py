@@ -10,6 +10,7 @@ import pyarrow as pa
 from oncely.core.digest import Kind, Recipe
 from oncely.decode.schema import is_json
 from oncely.errors import TableMismatch
+from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.sql.connection import (
     LONGEST_NAME,
     Column,
@@ -25,12 +26,6 @@ from oncely.stores.sql.connection import (
 )
 from oncely.stores.sql.tables import LedgerTables
 from oncely.stores.sql.takeover import require_fit
-
-SOURCE_COLUMNS = pa.schema(
-    [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
-)
-"""The columns that ``keep_source`` adds to each row."""
-
 
 RESERVED = "_oncely_"
 """The prefix of names that statements use beside those of the table."""

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import Outcome, behind, pass_over
-from oncely.commit.run import OpenRun, PublishingRun
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -43,7 +43,7 @@ from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import DataLost, InvariantViolation, TooManyRejects, Unavailable, check
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import CommitsChunks, StagesBatches, StagingTask
+from oncely.kinds.base import CommitsChunks, Sink, StagesBatches, StagingTask
 from oncely.phases import phase, timed
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
@@ -74,10 +74,14 @@ class Reading:
     headers: bool = False
 
     @classmethod
-    def of(cls, run: OpenRun[Any, RowTransform], bounds: Bounds = Bounds()) -> Reading:  # noqa: B008 - frozen
+    def of(
+        cls, context: CommitContext[Sink], transform: RowTransform, bounds: Bounds | None = None
+    ) -> Reading:
         """The reading of a run."""
-        headers = "headers" in run.sink.needs
-        return cls(run.source, run.decoder, run.transform, run.needs, bounds, headers)
+        headers = "headers" in context.sink.needs
+        return cls(
+            context.source, context.decoder, transform, context.needs, bounds or Bounds(), headers
+        )
 
     def processing(self, *, again: bool = False) -> Processing:
         """Makes chunks of records."""
@@ -125,16 +129,6 @@ MEND = "correct decode or transform"
 
 
 @dataclass(frozen=True)
-class CommitPlan:
-    """The parameters of a task that commits."""
-
-    delivery: Delivery[CommitsChunks]
-    fence: Fence
-    budget: Budget
-    reading: Reading
-
-
-@dataclass(frozen=True)
 class RangePlan:
     """The parameters of a task that stages ranges.
 
@@ -154,9 +148,10 @@ class RangePlan:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a task to the driver; one that commits proves what it has read.
+    """An answer of a task to the driver; one that commits has several.
 
     Attributes:
+        outcome: a range that it has committed.
         read: the ranges that it has staged or sent, each up to the offset after its last record.
         counts: counts of their records by outcome; rows are those that were staged or sent.
         rejects: dead letters.
@@ -164,20 +159,20 @@ class Answer:
         proved: the ranges that are proved to have no other records.
     """
 
-    read: Mapping[TopicPartition, OffsetRange] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    read: Ranges = field(default_factory=dict)
     counts: Mapping[TopicPartition, Counts] = field(default_factory=dict)
     rejects: tuple[Reject, ...] = ()
     staged: Staged | None = None
     proved: Ranges = field(default_factory=dict)
 
 
-def require_proved(found: Iterable[object], ranges: Ranges) -> None:
+def require_proved(answers: Iterable[Answer], ranges: Ranges) -> None:
     """Check that the tasks have proved that they have read all ranges, each once."""
     proved: dict[TopicPartition, OffsetRange] = {}
-    for one in found:
-        if isinstance(one, Answer):
-            check(not proved.keys() & one.proved.keys(), "two tasks have read one topic-partition")
-            proved |= one.proved
+    for one in answers:
+        check(not proved.keys() & one.proved.keys(), "two tasks have read one topic-partition")
+        proved |= one.proved
     check(proved == dict(ranges), "the tasks have not proved that they have read all ranges")
 
 
@@ -185,15 +180,20 @@ def require_proved(found: Iterable[object], ranges: Ranges) -> None:
 
 
 def commit_chunks(
-    plan: CommitPlan, share: Ranges, attempt: Attempt
-) -> Generator[Outcome | Answer, None, None]:
-    """Commit the records of a share in chunks; yield an outcome for each range of a chunk."""
+    delivery: Delivery[CommitsChunks],
+    fence: Fence,
+    budget: Budget,
+    reading: Reading,
+    share: Ranges,
+    attempt: Attempt,
+) -> Generator[Answer, None, None]:
+    """Commit the records of a share in chunks; yield the outcome of each range, then the proof."""
     # A second attempt decodes in forked children first, and a fork copies no thread.
-    with PipelinedCommit(plan.budget, overlap=not attempt.again) as hand:
-        for chunk in plan.reading.chunks(share, again=attempt.again):
-            yield from hand.finish()
-            hand.begin(plan.delivery, plan.fence, chunk)
-        yield from hand.finish()
+    with PipelinedCommit(budget, overlap=not attempt.again) as hand:
+        for chunk in reading.chunks(share, again=attempt.again):
+            yield from map(Answer, hand.finish())
+            hand.begin(delivery, fence, chunk)
+        yield from map(Answer, hand.finish())
     yield Answer(proved=share)
 
 
@@ -302,43 +302,53 @@ class _Tally:
     def answer(self, share: Ranges, staged: Staged) -> Answer:
         """The answer of a task that has read its share."""
         counts = {tp: staged.of_range(tp, done) for tp, done in self._counts.items()}
-        return Answer(self._read, counts, tuple(self._rejects), staged, share)
+        return Answer(None, self._read, counts, tuple(self._rejects), staged, share)
 
 
-@dataclass(kw_only=True)
-class PartitionCommit(OpenRun[CommitsChunks, RowTransform]):
+# -- drivers ----------------------------------------------------------------------------------
+
+
+@dataclass
+class PartitionCommit:
     """Tasks commit; the driver closes the holes.
 
     Attributes:
+        ledger: the ledger of the positions.
+        transform: transforms the decoded rows.
         jobs: runs the tasks.
         bounds: the limits of a commit.
     """
 
+    ledger: OpenLedger[CommitsChunks]
+    transform: RowTransform
     jobs: Jobs
     bounds: Bounds = field(default_factory=Bounds)
 
+    def opened(self) -> None:
+        """See :class:`~oncely.runtimes.batches.run.CommitsBatches`. Nothing is staged."""
+
     def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
-        """Run one job: fetch, decode, transform, commit. Only outcomes are returned.
+        """Run one job: fetch, decode, transform, commit.
 
         Raises:
             TooManyRejects: the budget is spent; written rows are kept.
         """
         del batch_id  # a partition commit is keyed by offsets only
-        budget = self._budget()
-        reading = Reading.of(self, self.bounds)
-        plan = CommitPlan(self.for_batch(ranges), self.fence, budget, reading)
-        found = self.jobs.run(partial(commit_chunks, plan), shares_of(ranges))
-        outcomes, error = sort_out(found, Outcome)
+        ledger, budget = self.ledger, self.ledger.budget
+        reading = Reading.of(ledger.context, self.transform, self.bounds)
+        task = partial(commit_chunks, ledger.for_batch(ranges), ledger.fence, budget, reading)
+        answers, error = sort_out(self.jobs.run(task, shares_of(ranges)))
+        outcomes = [one.outcome for one in answers if one.outcome is not None]
         done = sum((one.counts for one in outcomes), NO_RECORDS)
-        self._count(done)
+        ledger.count(done)
         if isinstance(error, TooManyRejects):  # other tasks, and earlier chunks, have committed
-            self._tidy(len(outcomes))
+            ledger.tidy(len(outcomes))
         if error is not None:
             raise error
-        require_proved(found, ranges)
-        if self.interval is None:
+        require_proved(answers, ranges)
+        if ledger.context.interval is None:
             outcomes += self._close_holes(ranges, outcomes)
-        self._tidy(len(outcomes) + len(ranges))  # holes are separate ranges
+        ledger.tidy(len(outcomes) + len(ranges))  # holes are separate ranges
         # Parallel tasks may have exceeded the budget together.
         refuse_beyond(
             budget.left(done.records, 0),
@@ -358,16 +368,20 @@ class PartitionCommit(OpenRun[CommitsChunks, RowTransform]):
         read_to = {tp: range_.start for tp, range_ in ranges.items()}
         for one in outcomes:
             read_to[one.partition] = max(read_to[one.partition], one.range.end)
-        entries = self._entries()
+        entries, delivery, fence = (
+            self.ledger.entries(),
+            self.ledger.context.delivery,
+            self.ledger.fence,
+        )
         holes = {}
         for tp, range_ in ranges.items():
             at = entries[tp].position
             if at < read_to[tp]:
                 why = f"{tp}: tasks read up to {read_to[tp]}, ledger at {at}"
-                raise behind(self.delivery, self.fence, why)
+                raise behind(delivery, fence, why)
             if at < range_.end:
                 holes[tp] = OffsetRange(at, range_.end)
-        return pass_over(self.delivery, holes, self.fence, "hole") if holes else []
+        return pass_over(delivery, holes, fence, "hole") if holes else []
 
 
 _ROUNDS = (None, None, 1)
@@ -376,11 +390,13 @@ contradict others stage again, with the merged schema; if they contradict each o
 single task stages their ranges, which contradicts no other."""
 
 
-@dataclass(kw_only=True)
-class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
+@dataclass
+class RangeCommit:
     """Tasks stage the records that they read; the driver publishes.
 
     Attributes:
+        ledger: the ledger of the positions.
+        transform: transforms the decoded rows.
         jobs: runs the tasks.
         bounds: the amount that a task decodes at once.
         layout: ``per_partition``: a task stages its own ranges; ``clustered``: one shuffle collects
@@ -388,26 +404,34 @@ class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
         buckets: the number of tasks after that shuffle.
     """
 
+    ledger: OpenLedger[StagesBatches]
+    transform: RowTransform
     jobs: Jobs
     bounds: Bounds = field(default_factory=Bounds)
     layout: Literal["per_partition", "clustered"] = "per_partition"
     buckets: int = 8
 
+    def opened(self) -> None:
+        """See :class:`~oncely.runtimes.batches.run.CommitsBatches`. Staged output of older runs is
+        removed after a batch."""
+
     def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
         """Stage, check, publish."""
-        self.sink.begin_batch()
+        ledger, sink = self.ledger, self.ledger.context.sink
+        sink.begin_batch()
         batch = self._batch(ranges, self._agreed(batch_id, ranges))
-        return self._publish(batch, lambda: self.sink.sweep(self.fence, batch_id + 1))
+        return ledger.publish(batch, lambda: sink.sweep(ledger.fence, batch_id + 1))
 
     def _agreed(self, batch_id: int, ranges: Ranges) -> list[Answer]:
         """The answers of tasks that agree; ranges of the others are staged again."""
         agreed: list[Answer] = []
         left = ranges
         # A batch has no more records than offsets, and more records never lower the budget.
-        max_rejects = self._budget().left(offsets_of(ranges), 0)
+        max_rejects = self.ledger.budget.left(offsets_of(ranges), 0)
+        sink = self.ledger.context.sink
         for tasks in _ROUNDS:
             answers = self._stage(batch_id, left, tasks, max_rejects)
-            fits = [one.staged is None or self.sink.agree(one.staged) for one in answers]
+            fits = [one.staged is None or sink.agree(one.staged) for one in answers]
             against = [one for one, fit in zip(answers, fits, strict=True) if not fit]
             if not against:
                 return sorted([*agreed, *answers], key=_order)
@@ -424,8 +448,9 @@ class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
     ) -> list[Answer]:
         """Run one job, of at most so many tasks; its answers in the order of their ranges."""
         buckets = self.buckets if self.layout == "clustered" else 0
-        reading = Reading.of(self, self.bounds)
-        plan = RangePlan(self.sink, self.fence, batch_id, reading, buckets, max_rejects)
+        context = self.ledger.context
+        reading = Reading.of(context, self.transform, self.bounds)
+        plan = RangePlan(context.sink, self.ledger.fence, batch_id, reading, buckets, max_rejects)
         shares = shares_of(ranges, most)
         if buckets:
             found = self.jobs.shuffled(
@@ -433,7 +458,7 @@ class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
             )
         else:
             found = self.jobs.run(partial(stage_ranges, plan), shares)
-        return sorted(all_of(found, Answer), key=_order)
+        return sorted(all_of(found), key=_order)
 
     def _batch(self, ranges: Ranges, answers: Sequence[Answer]) -> Batch:
         """The job's output as a batch, after a check that it is complete.
@@ -460,7 +485,7 @@ class RangeCommit(PublishingRun[StagesBatches, RowTransform]):
         check(rows == there, f"tasks have made {rows} rows, and {there} were staged")
         records = sum(one.records for one in counts.values())
         refuse_beyond(
-            self._budget().left(records, 0),
+            self.ledger.budget.left(records, 0),
             len(rejects),
             TOO_MANY.format(f"{len(rejects):,}"),
             MEND,

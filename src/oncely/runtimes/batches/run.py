@@ -21,14 +21,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oncely.commit.path import Outcome
+from oncely.commit.run import OpenLedger
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, UnreadableBatch
-from oncely.kafka.source import KafkaSource
-from oncely.kafka.start import Start
+from oncely.kinds.base import Sink
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
 from oncely.runtimes.goal import Goal
@@ -38,10 +38,6 @@ from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
 
-if TYPE_CHECKING:
-    from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
-    from oncely.runtimes.spark.batch_commit import BatchCommit
-
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 5.0
@@ -50,25 +46,26 @@ _STALE_LEADER_SECONDS = 30.0  # a broker that has lost its leadership may answer
 _NAMED = 20  # partitions in the description of a job
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Settings of the loop.
+class CommitsBatches(Protocol):
+    """A way to commit batches."""
 
-    Attributes:
-        name: the name of the pipeline.
-        start: the value of ``source.start``.
-        on_gap: ``fail`` or ``record``.
-        trigger_seconds: the least time between the starts of two batches.
-        max_records_per_batch: the maximum number of Kafka offsets in a batch.
-        retries: failed batches in a row before the run ends.
-    """
+    @property
+    def ledger(self) -> OpenLedger[Sink]:
+        """The ledger of the positions."""
 
-    name: str
-    start: Start
-    on_gap: str
-    trigger_seconds: float
-    max_records_per_batch: int
-    retries: int = 10
+    def opened(self) -> None:
+        """Called when the ledger was taken over."""
+
+    def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
+        """Run the jobs of a batch, until it has taken effect.
+
+        Args:
+            batch_id: a number that no other batch of the epoch has.
+            ranges: the ranges of its topic-partitions.
+
+        Raises:
+            OncelyError: it has not taken effect, or only a part of it.
+        """
 
 
 @dataclass
@@ -77,21 +74,23 @@ class BatchRun:
 
     Attributes:
         jobs: where tasks run.
-        source: the topics.
         batches: commits batches.
-        settings: those of the loop.
+        takeovers: takes the ledger over.
         mirror: shows positions to lag tools.
+        trigger_seconds: the least time between the starts of two batches.
+        max_records_per_batch: the maximum number of Kafka offsets in a batch.
         stop: requests to end.
-        listener: called with events.
+        retries: failed batches in a row before the run ends.
     """
 
     jobs: Jobs
-    source: KafkaSource
-    batches: PartitionCommit | BatchCommit | RangeCommit
-    settings: RunSettings
+    batches: CommitsBatches
+    takeovers: Takeovers
     mirror: Mirror
+    trigger_seconds: float
+    max_records_per_batch: int
     stop: StopSignal = field(default_factory=StopSignal)
-    listener: events.Listener = lambda _: None
+    retries: int = 10
 
     def __post_init__(self) -> None:
         self._positions: dict[TopicPartition, Position] = {}
@@ -100,12 +99,9 @@ class BatchRun:
         self._look_at = 0.0
         self._shorter_since: float | None = None
         self._unreadable: dict[TopicPartition, UnreadableBatch] = {}
-        of = self.settings
-        self._retries = Retries(self.listener, limit=of.retries)
-        self._takeovers = Takeovers(
-            self.batches, self.source, of.name, of.start, of.on_gap, self.listener
-        )
-        self._same_log = self._takeovers.same_log
+        self._source, self._ledger = self.takeovers.source, self.takeovers.ledger
+        self._listener, self._same_log = self.takeovers.listener, self.takeovers.same_log
+        self._retries = Retries(self._listener, limit=self.retries)
 
     def run(self, *, until_latest: bool) -> bool:
         """Run until stopped, or until the records present at the start are committed.
@@ -121,7 +117,7 @@ class BatchRun:
                 positions = self._open()
                 self._retries.missing = MISSING_TOPIC_TRIES
                 done = self._follow(positions, until_latest=until_latest)
-                self.batches.finish()
+                self._ledger.finish()
                 return done
             except UnreadableBatch as error:
                 self._end_before(error)
@@ -143,7 +139,8 @@ class BatchRun:
 
     def _open(self) -> Mapping[TopicPartition, Position]:
         """Take over the ledger; the start positions."""
-        taken = self._takeovers.take()
+        taken = self.takeovers.take()
+        self.batches.opened()
         self._positions = {**taken.gone, **taken.positions}
         return taken.positions
 
@@ -177,7 +174,7 @@ class BatchRun:
                 pause = min(2 * pause, _LONGEST_PAUSE)
             for error in self._unreadable.values():  # all that precedes it is committed
                 raise error
-            next_at = began + (0.0 if until_latest else self.settings.trigger_seconds)
+            next_at = began + (0.0 if until_latest else self.trigger_seconds)
             self._pause(max(0.0 if ranges else pause, next_at - time.monotonic()))
         self._tell_draining()
         return False
@@ -197,28 +194,28 @@ class BatchRun:
             self.stop.wait(min(until, self._look_at) - now)
             if time.monotonic() >= self._look_at:
                 self._look_at = time.monotonic() + _LOOK_SECONDS
-                self.listener(events.Polled())
+                self._listener(events.Polled())
                 self.jobs.require()
                 with suppress(Unavailable):
-                    self.batches.positions()
+                    self._ledger.positions()
 
     def _tell_draining(self) -> None:
         if not self._told_draining:
             self._told_draining = True
-            self.listener(events.Draining())
+            self._listener(events.Draining())
 
     # -- one batch -------------------------------------------------------------------------
 
     @phase("plan")
     def _planned(self, *, until_latest: bool) -> Ranges:
         """The ranges of the next batch, after checks that the source is the same."""
-        look = self.source.look()
-        self.batches.same_topics(look.topic_ids)
+        look = self._source.look()
+        self._ledger.same_topics(look.topic_ids)
         if look.ends.keys() - self._positions.keys():
             self._add_partitions()
         if until_latest and self._goal is None:  # also that of a retry
             goal = dict(look.ends)
-            self._goal = Goal(self.source, self.settings.on_gap, goal, time.monotonic)
+            self._goal = Goal(self._source, self.takeovers.on_gap, goal, time.monotonic)
         ends = look.ends
         if self._goal is not None:
             ends = {tp: min(end, self._goal.ends.get(tp, 0)) for tp, end in ends.items()}
@@ -226,7 +223,7 @@ class BatchRun:
         ends = {tp: min(end, before.get(tp, end)) for tp, end in ends.items()}
         self._refuse_cut(look.ends)
         self._same_log.check(lambda: self._positions, look.leader_epochs)
-        return plan_ranges(self._positions, ends, self.settings.max_records_per_batch)
+        return plan_ranges(self._positions, ends, self.max_records_per_batch)
 
     def _refuse_cut(self, ends: Mapping[TopicPartition, Position]) -> None:
         """Refuse a log that stays shorter than what was read of it: it was cut, and may never grow
@@ -240,23 +237,23 @@ class BatchRun:
         elif self._shorter_since is None:
             self._shorter_since = time.monotonic()
         elif time.monotonic() - self._shorter_since > _STALE_LEADER_SECONDS:
-            refuse_shorter(self._positions, self.source.watermarks())
+            refuse_shorter(self._positions, self._source.watermarks())
 
     def _add_partitions(self) -> None:
         """New partitions begin at their first offset."""
-        earliest = self.source.earliest()
+        earliest = self._source.earliest()
         added = {tp: at for tp, at in earliest.items() if tp not in self._positions}
-        self.batches.add_partitions(added, self.source.identity())
+        self._ledger.add_partitions(added, self._source.identity())
         self._same_log.forget()
         self._positions |= added
         for tp, at in sorted(added.items()):
-            self.listener(events.PartitionAdded(tp, at))
+            self._listener(events.PartitionAdded(tp, at))
 
     def _batch(
         self, thread: ThreadPoolExecutor, number: int, ranges: Ranges
     ) -> list[Outcome] | None:
         """Run a batch; None if a second request to stop has ended it."""
-        self.listener(events.BatchPlanned(number, ranges))
+        self._listener(events.BatchPlanned(number, ranges))
 
         def work() -> list[Outcome]:
             self.jobs.enter(self._described(number, ranges))
@@ -290,7 +287,7 @@ class BatchRun:
     def _described(self, number: int, ranges: Ranges) -> str:
         shown = ", ".join(f"{tp} {range_}" for tp, range_ in list(ranges.items())[:_NAMED])
         more = f" and {len(ranges) - _NAMED} more" if len(ranges) > _NAMED else ""
-        return f"oncely {self.settings.name}: batch {number}: {shown}{more}"
+        return f"oncely {self.takeovers.name}: batch {number}: {shown}{more}"
 
     def _committed(
         self,
@@ -309,5 +306,5 @@ class BatchRun:
         self._positions |= ends
         self._retries.reset()
         self.mirror.put(ends)
-        tell_batch(self.listener, number, outcomes, ends, time.monotonic() - began, seconds)
-        self.batches.same_topics(self.source.topic_ids())
+        tell_batch(self._listener, number, outcomes, ends, time.monotonic() - began, seconds)
+        self._ledger.same_topics(self._source.topic_ids())

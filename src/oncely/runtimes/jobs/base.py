@@ -6,15 +6,16 @@ A task is repeated if it raises, or if its process dies. Errors that a repetitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from oncely.errors import OncelyError
 from oncely.phases import Seconds, into, longest
 
-T = TypeVar("T")
+Share = TypeVar("Share")
+Given = TypeVar("Given")  # an answer
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Attempt:
     again: bool = False
 
 
-Task = Callable[[Any, Attempt], Generator[object, None, None]]
+Task = Callable[[Share, Attempt], Generator[Given, None, None]]
 """Works on a share, and yields its answers; picklable, like the shares and the answers."""
 
 
@@ -48,11 +49,20 @@ class ShuffleBlock(NamedTuple):
     about: object = None
 
 
+Send: TypeAlias = Task[Share, Given | ShuffleBlock]
+Stage: TypeAlias = Task[Iterable[Any], Given]
+"""The tasks before and after a shuffle. The share of the second one is the packets of a bucket."""
+
+
 @dataclass(frozen=True)
 class Spent:
     """The last answer of a task: its seconds by phase."""
 
     seconds: Seconds
+
+
+Found: TypeAlias = Given | Spent | OncelyError
+"""What a task has told: its answers; and at its end its seconds, or an error."""
 
 
 class Jobs(Protocol):
@@ -65,7 +75,7 @@ class Jobs(Protocol):
             described: the text of the batch's jobs in the runtime's own pages.
         """
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """Run a task for each share; all answers, those of a share together.
 
         Raises:
@@ -74,8 +84,8 @@ class Jobs(Protocol):
         """
 
     def shuffled(
-        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
-    ) -> list[object]:
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
+    ) -> list[Found[Given]]:
         """Run ``send`` for each share, then ``stage`` for each bucket, with the packets of all.
 
         Returns:
@@ -99,8 +109,10 @@ class Jobs(Protocol):
         """Free what belongs to this object."""
 
 
-def answers(task: Task, share: object, attempt: Attempt) -> Iterator[object]:
-    """The answers of a task; the last one is its seconds, or an error."""
+def answers(
+    task: Task[Share, Given], share: Share, attempt: Attempt
+) -> Generator[Found[Given], None, None]:
+    """What a task tells of its share."""
     spent = Spent({})
     with closing(task(share, attempt)) as given, into(spent.seconds):
         try:
@@ -110,8 +122,8 @@ def answers(task: Task, share: object, attempt: Attempt) -> Iterator[object]:
             yield error
 
 
-def sort_out(found: Iterable[object], kind: type[T]) -> tuple[list[T], OncelyError | None]:
-    """The answers of one kind, and the error that a task answered; Fenced takes precedence.
+def sort_out(found: Iterable[Found[Given]]) -> tuple[list[Given], OncelyError | None]:
+    """The answers, and the error that a task told; Fenced takes precedence.
 
     The tasks' seconds are added to those of the caller.
     """
@@ -119,24 +131,26 @@ def sort_out(found: Iterable[object], kind: type[T]) -> tuple[list[T], OncelyErr
     errors = [one for one in found if isinstance(one, OncelyError)]
     worst = max(errors, key=lambda error: (error.exit_code == 3, not error.retryable), default=None)
     longest(one.seconds for one in found if isinstance(one, Spent))
-    return [one for one in found if isinstance(one, kind)], worst
+    return [one for one in found if not isinstance(one, Spent | OncelyError)], worst
 
 
-def all_of(found: Iterable[object], kind: type[T]) -> list[T]:
+def all_of(found: Iterable[Found[Given]]) -> list[Given]:
     """Like :func:`sort_out`, but raises the error.
 
     Raises:
-        OncelyError: the error that a task answered; Fenced takes precedence.
+        OncelyError: the error that a task told; Fenced takes precedence.
     """
-    of_kind, error = sort_out(found, kind)
+    given, error = sort_out(found)
     if error is not None:
         raise error
-    return of_kind
+    return given
 
 
-def by_bucket(found: Iterable[object], buckets: int) -> tuple[list[object], list[list[bytes]]]:
-    """The answers that are no packets, and the packets of each bucket in their order."""
-    passed: list[object] = []
+def by_bucket(
+    found: Iterable[Found[Given | ShuffleBlock]], buckets: int
+) -> tuple[list[Found[Given]], list[list[bytes]]]:
+    """What is no packet, and the packets of each bucket in their order."""
+    passed: list[Found[Given]] = []
     packets: list[list[bytes]] = [[] for _ in range(buckets)]
     for one in found:
         if isinstance(one, ShuffleBlock):

@@ -19,10 +19,12 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from typing import Any
 
 from oncely.errors import Unavailable, WrongInput
 from oncely.pandas_import import without_pandas
-from oncely.runtimes.jobs.base import Attempt, Task, answers, by_bucket
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.secrets import carried
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,6 @@ _GUARD = (
     "a script that runs a pipeline on processes does so below `if __name__ == '__main__':`, because"
     " each process imports it"
 )
-
-_Item = tuple[object, Attempt]
 
 
 def prepare() -> ForkServerContext:
@@ -98,7 +98,7 @@ class ProcessJobs:
     def enter(self, described: str) -> None:
         """Nothing to do."""
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`.
 
         Raises:
@@ -106,7 +106,7 @@ class ProcessJobs:
             Unavailable: a task has failed in each of its attempts.
         """
         work = _pickled(carried(partial(_answers, task)))
-        found: dict[int, list[object]] = {}
+        found: dict[int, list[Found[Given]]] = {}
         failure: Exception | None = None
         for attempt in range(_ATTEMPTS):
             if self._cancelled:
@@ -119,8 +119,8 @@ class ProcessJobs:
     def _round(
         self,
         work: bytes,
-        shares: Sequence[object],
-        found: dict[int, list[object]],
+        shares: Sequence[Share],
+        found: dict[int, list[Found[Given]]],
         *,
         again: bool,
     ) -> Exception | None:
@@ -153,11 +153,11 @@ class ProcessJobs:
         return failures[-1] if failures else None
 
     def shuffled(
-        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
-    ) -> list[object]:
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
+    ) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`. All packets pass through this process."""
-        passed, packets = by_bucket(self.run(send, shares), buckets)
-        return passed + self.run(stage, packets)
+        passed, packets = base.by_bucket(self.run(send, shares), buckets)
+        return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:
         """Nothing to do: processes that have died are replaced."""
@@ -214,11 +214,11 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _answers(task: Task, item: _Item) -> Iterator[object]:
-    yield from answers(task, *item)
+def _answers(task: Task[Share, Given], item: tuple[Share, Attempt]) -> Iterator[Found[Given]]:
+    yield from base.answers(task, *item)
 
 
-def _pickled(work: Callable[[_Item], Iterator[object]]) -> bytes:
+def _pickled(work: Callable[[Any], Iterator[object]]) -> bytes:
     """Once for all shares; an error here is none of the task's process, so no repetition helps."""
     try:
         return pickle.dumps(work)
@@ -229,6 +229,5 @@ def _pickled(work: Callable[[_Item], Iterator[object]]) -> bytes:
         ) from error
 
 
-def _listed(pickled: bytes, item: _Item) -> list[object]:
-    work: Callable[[_Item], Iterator[object]] = pickle.loads(pickled)  # noqa: S301 - our own
-    return list(work(item))
+def _listed(pickled: bytes, item: object) -> list[Any]:
+    return list(pickle.loads(pickled)(item))  # noqa: S301 - our own

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.commit.path import Outcome
-from oncely.commit.run import PublishingRun
-from oncely.core.batch import Batch, Reject, Rejection, Staged
-from oncely.core.claim import Counts, Opened, Takeover, refuse_beyond
+from oncely.commit.run import OpenLedger
+from oncely.core.batch import Batch, Reject, Rejection
+from oncely.core.claim import Counts, refuse_beyond
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.kafka.source import KafkaSource
@@ -39,7 +39,6 @@ from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.jobs import SparkJobs, answered, collected, this_attempt
 from oncely.runtimes.spark.rows import (
     HeldRows,
-    StagePlan,
     arrow_schema,
     refuse_non_deterministic,
     spark_schema,
@@ -59,23 +58,6 @@ _ORIGIN = 5  # columns that tell where a row is from
 NO_TOMBSTONES = "a record without a value can't pass a Spark transform"
 
 
-@dataclass(frozen=True)
-class DecodePlan:
-    """The parameters of a decoding task.
-
-    Attributes:
-        source: the topics.
-        decoder: decodes the records.
-        needs: the columns of the records that the decoder reads.
-        shares: the ranges of each task.
-    """
-
-    source: KafkaSource
-    decoder: Decoder
-    needs: frozenset[str]
-    shares: Sequence[Ranges]
-
-
 def decoded_schema(schema: pa.Schema) -> pa.Schema:
     """The decoder's columns, all nullable, the origin of the record, and the reason of a reject."""
     fields = [field.with_nullable(True) for field in schema]
@@ -84,15 +66,21 @@ def decoded_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *(pa.field(*one) for one in more)])
 
 
-def decode_task(plan: DecodePlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def decode_task(
+    source: KafkaSource,
+    decoder: Decoder,
+    needs: frozenset[str],
+    shares: Sequence[Ranges],
+    numbers: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
     """One output row for each record of the task's share: its columns, or a reason and nulls."""
     settle()
-    schema = decoded_schema(plan.decoder.schema)
-    decode = isolating(plan.decoder, again=this_attempt().again)
-    with closing(plan.source):
+    schema = decoded_schema(decoder.schema)
+    decode = isolating(decoder, again=this_attempt().again)
+    with closing(source):
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for records in fetched(plan.source, plan.shares[number], plan.needs):
+                for records in fetched(source, shares[number], needs):
                     yield from _decoded(decode(records), records, schema)
 
 
@@ -128,44 +116,48 @@ Transform = Callable[["DataFrame"], "DataFrame"]
 _LOOKED_AT = 1_000  # refused records whose reasons are shown when the pipeline stops
 
 
-@dataclass(kw_only=True)
-class BatchCommit(PublishingRun[PacksRows | StagesBatches, Transform]):
+@dataclass
+class BatchCommit:
     """Tasks make rows; the driver publishes them.
 
     Attributes:
+        ledger: the ledger of the positions.
+        transform: the Spark transform.
         jobs: has the Spark session.
     """
 
+    ledger: OpenLedger[PacksRows | StagesBatches]
+    transform: Transform
     jobs: SparkJobs
 
-    def open(self, takeover: Takeover) -> Opened:
-        """Take over the ledger, and drop staged output of older runs."""
-        opened = super().open(takeover)
-        self._tidy(0, *self._sweep())
-        return opened
+    def opened(self) -> None:
+        """See :class:`~oncely.runtimes.batches.run.CommitsBatches`. Staged output of older runs is
+        removed."""
+        self.ledger.tidy(0, *self._sweep())
 
     def _sweep(self, keep_batches_from: int | None = None) -> list[Callable[[], object]]:
         """Removal of staged output, if tasks stage any."""
-        if isinstance(self.sink, PacksRows):
+        sink = self.ledger.context.sink
+        if isinstance(sink, PacksRows):
             return []
-        return [partial(self.sink.sweep, self.fence, keep_batches_from)]
+        return [partial(sink.sweep, self.ledger.fence, keep_batches_from)]
 
     def run(self, batch_id: int, ranges: Ranges) -> list[Outcome]:
         """Decode once, separate rejects, transform, publish."""
-        shares = shares_of(ranges)
-        plan = DecodePlan(self.source, self.decoder, self.needs, shares)
-        schema = spark_schema(decoded_schema(self.decoder.schema))
+        context, shares = self.ledger.context, shares_of(ranges)
+        task = partial(decode_task, context.source, context.decoder, context.needs, shares)
+        schema = spark_schema(decoded_schema(context.decoder.schema))
         numbers = self.jobs.session.range(0, len(shares), 1, len(shares))
-        decoded = numbers.mapInArrow(carried(partial(decode_task, plan)), schema)
+        decoded = numbers.mapInArrow(carried(task), schema)
         with phase("decode"):
             # A local checkpoint, not a cache: rejects are counted in one job and rows made in
             # another, and a block that is lost in between must fail the batch. Decoded again, a
             # record could be a reject in one job and a row in the other.
             decoded = decoded.localCheckpoint()
             counts, rejects = self._set_aside(decoded, ranges)
-        rows = decoded.where(decoded[REASON].isNull()).select(*self.decoder.schema.names)
+        rows = decoded.where(decoded[REASON].isNull()).select(*context.decoder.schema.names)
         batch = self._made(self.transform(rows), batch_id, Batch(ranges, counts, rejects))
-        return self._publish(batch, *self._sweep(batch_id + 1))
+        return self.ledger.publish(batch, *self._sweep(batch_id + 1))
 
     def _made(self, frame: DataFrame, batch_id: int, batch: Batch) -> Batch:
         """Run the transform's plan; the batch with its rows.
@@ -173,12 +165,13 @@ class BatchCommit(PublishingRun[PacksRows | StagesBatches, Transform]):
         Raises:
             ConfigError: the plan is not deterministic before a shuffle.
         """
-        if isinstance(self.sink, PacksRows):
-            return HeldRows.of(self.sink, frame).into(batch)
+        sink = self.ledger.context.sink
+        if isinstance(sink, PacksRows):
+            return HeldRows.of(sink, frame).into(batch)
         refuse_non_deterministic(frame)
-        self.sink.begin_batch()
-        task = partial(stage_rows, StagePlan(self.sink, self.fence, batch_id))
-        return replace(batch, staged=all_of(collected(answered(frame, task)), Staged))
+        sink.begin_batch()
+        task = partial(stage_rows, sink, self.ledger.fence, batch_id)
+        return replace(batch, staged=all_of(collected(answered(frame, task))))
 
     def _set_aside(
         self, decoded: DataFrame, ranges: Ranges
@@ -201,7 +194,7 @@ class BatchCommit(PublishingRun[PacksRows | StagesBatches, Transform]):
         columns = (TOPIC, PARTITION, OFFSET, REASON, VALUE)
         bad = decoded.where(decoded[REASON].isNotNull()).select(*columns)
         refuse_beyond(
-            self._budget().left(records, 0),
+            self.ledger.budget.left(records, 0),
             rejected,
             f"{rejected:,} records of this batch can't be decoded;"
             f" reasons of the first {min(rejected, _LOOKED_AT):,}",
@@ -218,7 +211,7 @@ class BatchCommit(PublishingRun[PacksRows | StagesBatches, Transform]):
         origins = [origin(row[:3]) for row in bad]
         why = [Rejection(i, "decode", row[3]) for i, row in enumerate(bad)]
         values = [None if row[4] is None else bytes(row[4]) for row in bad]
-        return dead_letters(self.source, pa.table({"value": values}), origins, why)
+        return dead_letters(self.ledger.context.source, pa.table({"value": values}), origins, why)
 
 
 def output_schema(session: Any, transform: Transform, schema: pa.Schema) -> pa.Schema:
@@ -257,7 +250,7 @@ def transform_rows(session: SparkSession, transform: Transform, rows: pa.Table) 
     given = carried(partial(_given, rows.cast(nullable)))
     made = transform(session.range(0, 1, 1, 1).mapInArrow(given, spark_schema(nullable)))
     empty = arrow_schema(made.schema).empty_table()
-    parts = all_of(collected(answered(made, _tables)), pa.Table)
+    parts: list[pa.Table] = all_of(collected(answered(made, _tables)))
     return pa.concat_tables([empty, *(part.cast(empty.schema) for part in parts)])
 
 

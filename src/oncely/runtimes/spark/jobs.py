@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from oncely.errors import ConfigError, OncelyError, SchemaChanged, Unavailable, WrongInput
-from oncely.runtimes.jobs.base import Attempt, ShuffleBlock, Task, answers
+from oncely.runtimes.jobs import base
+from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, ShuffleBlock, Stage, Task
 from oncely.runtimes.spark import session as sessions
 from oncely.runtimes.spark.worker import settle
 from oncely.secrets import carried
@@ -54,17 +55,17 @@ class SparkJobs:
         self._context.setLocalProperty(_POOL, self._pool)
         sessions.activate(self.session)
 
-    def run(self, task: Task, shares: Sequence[object]) -> list[object]:
+    def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`."""
         numbers = self._context.parallelize(range(len(shares)), len(shares))
-        found: list[object] = numbers.mapPartitions(
+        found: list[Found[Given]] = numbers.mapPartitions(
             carried(partial(_answers, task, shares))
         ).collect()
         return found
 
     def shuffled(
-        self, send: Task, shares: Sequence[object], stage: Task, buckets: int
-    ) -> list[object]:
+        self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
+    ) -> list[Found[Given]]:
         """See :class:`~oncely.runtimes.jobs.base.Jobs`. Packets pass through Spark's shuffle."""
         numbers = self.session.range(0, len(shares), 1, len(shares))
         sent = answered(numbers, partial(_of_shares, send, shares))
@@ -113,22 +114,22 @@ def this_attempt() -> Attempt:
     return Attempt(context.taskAttemptId(), context.attemptNumber() > 0)
 
 
-def answered(frame: DataFrame, task: Task) -> DataFrame:
+def answered(frame: DataFrame, task: Task[Batches, object]) -> DataFrame:
     """A frame of the answers of a task whose share is the record batches of a partition."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     return frame.mapInArrow(carried(partial(_answering, task)), from_arrow_schema(_ROW))
 
 
-def collected(frame: DataFrame) -> list[object]:
+def collected(frame: DataFrame) -> list[Any]:
     """The answers in a frame."""
     rows = frame.select("answer").collect()
     return [pickle.loads(bytes(row[0])) for row in rows]  # noqa: S301 - our own tasks' answers
 
 
-def _answering(task: Task, batches: Batches) -> Batches:
+def _answering(task: Task[Batches, object], batches: Batches) -> Batches:
     settle()
-    for one in answers(task, batches, this_attempt()):
+    for one in base.answers(task, batches, this_attempt()):
         values = zip(_row(one), _ROW, strict=True)
         arrays = [pa.array([value], field.type) for value, field in values]
         yield pa.RecordBatch.from_arrays(arrays, schema=_ROW)
@@ -144,22 +145,26 @@ def _row(one: object) -> tuple[int, bytes | None, bytes | None]:
     return 0, one if isinstance(one, bytes) else pickle.dumps(one), None
 
 
-def _answers(task: Task, shares: Sequence[object], numbers: Iterable[int]) -> Iterator[object]:
+def _answers(
+    task: Task[Share, Given], shares: Sequence[Share], numbers: Iterable[int]
+) -> Iterator[Found[Given]]:
     settle()
     for number in numbers:
-        yield from answers(task, shares[number], this_attempt())
+        yield from base.answers(task, shares[number], this_attempt())
 
 
 def _of_shares(
-    task: Task, shares: Sequence[object], numbers: Batches, attempt: Attempt
-) -> Generator[object, None, None]:
+    task: Task[Share, Given], shares: Sequence[Share], numbers: Batches, attempt: Attempt
+) -> Generator[Given, None, None]:
     """Before the shuffle: the task for shares with these numbers."""
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             yield from task(shares[number], attempt)
 
 
-def _of_packets(task: Task, batches: Batches, attempt: Attempt) -> Generator[object, None, None]:
+def _of_packets(
+    task: Stage[Given], batches: Batches, attempt: Attempt
+) -> Generator[Given | OncelyError | bytes, None, None]:
     """After the shuffle: the answers of this task, and of those that have sent."""
     passed: list[bytes] = []
 

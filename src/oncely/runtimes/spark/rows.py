@@ -38,15 +38,6 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """The parameters of a task that stages rows of a Spark transform."""
-
-    sink: StagesBatches
-    fence: Fence
-    batch_id: int
-
-
-@dataclass(frozen=True)
 class PacketSize:
     """The description of a packet.
 
@@ -60,12 +51,12 @@ class PacketSize:
 
 
 def stage_rows(
-    plan: StagePlan, batches: Batches, attempt: Attempt
+    sink: StagesBatches, fence: Fence, batch_id: int, batches: Batches, attempt: Attempt
 ) -> Generator[Staged, None, None]:
     """Stage rows of a Spark transform under the attempt's own name."""
     rows = (pa.Table.from_batches([batch]) for batch in timed("read", batches))
     with phase("write"):
-        staged = plan.sink.stage(plan.fence, plan.batch_id, attempt.number, rows)
+        staged = sink.stage(fence, batch_id, attempt.number, rows)
     yield staged
 
 
@@ -145,7 +136,7 @@ class HeldRows:
         refuse_non_deterministic(frame)
         # Lazy: the job that collects the answers fills the checkpoint.
         kept = answered(frame, partial(pack_rows, sink)).localCheckpoint(eager=False)
-        return cls(kept, all_of(collected(kept), PacketSize))
+        return cls(kept, all_of(collected(kept)))
 
     def into(self, batch: Batch) -> Batch:
         """The batch with these rows."""

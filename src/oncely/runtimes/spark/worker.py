@@ -12,22 +12,15 @@ effects make that cost 0.2 to 0.3 s of processor time each, as much as 100,000 r
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
-from dataclasses import dataclass
 from zipimport import zipimporter
 
 _State = tuple[int, int, int] | None
 
 
-@dataclass
-class _Memory:
-    """The state of this process."""
-
-    tasks: int = 0
-
-
-_memory = _Memory()
+_tasks = itertools.count(1)
 
 
 class _Unchanged:
@@ -46,8 +39,7 @@ class _Unchanged:
 
 def settle() -> None:
     """Called by every task when it begins; cheap."""
-    _memory.tasks += 1
-    if _memory.tasks == 2:
+    if next(_tasks) == 2:
         # The first task has imported the modules that tasks need, and its garbage was collected
         # after it.
         gc.freeze()

@@ -135,7 +135,7 @@ class Member(Rebalances):
         with (
             rare_collections(),
             PipelinedCommit(
-                self.run.budget(), overlap=self.overlap, patience=self.patience
+                self.run.ledger.budget, overlap=self.overlap, patience=self.patience
             ) as self._hand,
         ):
             self._group = self.join(self)
@@ -402,7 +402,7 @@ class Member(Rebalances):
         """While there is nothing to commit: are topics and ledger still ours?"""
         self._watch_at = self.clock() + _WATCH
         fences = self.assignment.fences
-        fence = max(fences, key=lambda one: one.epoch, default=self.run.fence)
+        fence = max(fences, key=lambda one: one.epoch, default=self.run.ledger.fence)
         self._in_hand = _InHand(fence, {}, self.clock(), {})
         # Partitions of the fence that were returned may be others' by now.
         owned = replace(fence, partitions=self.assignment.of(fence)) if fences else None
@@ -427,7 +427,7 @@ class Member(Rebalances):
         work, before = ready.work, partial(self.run.before, ready.work, ready.topic_ids)
         self._planned(work.fence, dict(work.ranges), ready.seconds)
         with into(ready.seconds):
-            self._hand.begin(self.run.delivery, work.fence, ready.chunk, before)
+            self._hand.begin(self.run.ledger.context.delivery, work.fence, ready.chunk, before)
 
     def _put_back(self, partitions: Collection[TopicPartition]) -> None:
         """These partitions are about to change hands: what was decoded ahead of them is not

@@ -18,12 +18,22 @@ from typing import Literal
 
 import pyarrow as pa
 
-from oncely.core.batch import DISCARDED, Reject
+from oncely.core.batch import (
+    DISCARDED,
+    Reject,
+)
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.reject_summary import printable
-from oncely.stores.sql.connection import Connection, Params, RowsKept, TableName
+from oncely.stores.sql.connection import (
+    Connection,
+    Params,
+    RowsKept,
+    TableName,
+)
 from oncely.stores.sql.statements import within
-from oncely.stores.sql.tables import LedgerTables
+from oncely.stores.sql.tables import (
+    LedgerTables,
+)
 
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
     pipeline TEXT NOT NULL,
@@ -35,6 +45,11 @@ _DDL = """CREATE TABLE IF NOT EXISTS {table} (
     content TEXT NOT NULL,
     removed_at TIMESTAMPTZ NOT NULL DEFAULT CURRENT_TIMESTAMP
 )"""
+
+RejectKey = tuple[str, int, int]
+"""Topic, partition, offset: the order in which rejects are replayed."""
+FIRST: RejectKey = ("", -1, -1)
+"""Before every reject."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +203,7 @@ class DeadLetters:
     def read(
         self,
         connection: Connection,
-        after: tuple[str, int, int],
+        after: RejectKey,
         limit: int,
         *,
         lock: bool = False,

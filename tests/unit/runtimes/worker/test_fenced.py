@@ -10,7 +10,7 @@ import pytest
 from oncely.cli.progress import sentence
 from oncely.core import events
 from oncely.core.claim import Fence, Opened
-from oncely.core.ranges import TopicPartition
+from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import Fenced
 from tests.unit.runtimes.worker.test_watch import OURS, Run
 
@@ -22,12 +22,12 @@ class Opening(Run):
 
     def __init__(self) -> None:
         super().__init__(OURS, {})
-        kafka: Any = self.kafka
-        kafka.earliest = kafka.identity = dict
+        kafka: Any = self.takeovers.source
+        kafka.earliest, kafka.identity = dict, lambda: SourceIdentity("c", {})
         kafka.watermarks = kafka.leader_epochs = dict
         kafka.truncated = lambda *_, **__: {}
         self.fenced_by: Fenced | None = None
-        sink: Any = self.sink
+        sink: Any = self.ledger.context.sink
         sink.open, sink.bind = self._opened_by, lambda: sink
 
     def _opened_by(self, takeover: Any) -> Opened:

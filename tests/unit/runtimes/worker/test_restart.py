@@ -57,7 +57,7 @@ class Group:
 def restarting(*, restarts: bool = True) -> tuple[Member, Hand, Group, list[events.Event]]:
     """A member with three records of each of two partitions, of which a commit takes two."""
     run: Any = SimpleNamespace(
-        delivery=None,
+        ledger=SimpleNamespace(context=SimpleNamespace(delivery=None)),
         chunk=lambda work: work,
         before=lambda *_: None,
         topic_ids=dict,

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
+from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
-from oncely.core.ranges import SourceIdentity, TopicPartition
+from oncely.core.ranges import TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.kafka.inbox import Polled
 from oncely.kafka.source import Watermarks
 from oncely.runtimes.goal import Goal
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.worker.assignment import Fetched
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
@@ -44,8 +46,10 @@ class Run(WorkerRun):
         kafka: Any = SimpleNamespace(topic_ids=lambda: dict(ids))
         sink: Any = SimpleNamespace(ledger=Ledger(entries))
         nothing: Any = None
-        super().__init__(sink, nothing, nothing, nothing, ("t",), kafka=kafka)
-        self._source, self._fence = SourceIdentity("c", {"t": "1"}), FENCE
+        ledger = OpenLedger(CommitContext(sink, nothing, nothing))
+        ledger.fence, ledger._topic_ids = FENCE, {"t": "1"}
+        takeovers = Takeovers(ledger, kafka, "p", "earliest", "fail", lambda _: None)
+        super().__init__(ledger, takeovers, nothing)
 
     def look_for_a_whole_run(self) -> None:
         """No run has taken all partitions."""
@@ -63,7 +67,7 @@ def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.E
         strangers=dict,
     )
     member = Member(run, lambda _: group, listener=heard.append)
-    with PipelinedCommit(run.budget(), overlap=True) as member._hand:
+    with PipelinedCommit(run.ledger.budget, overlap=True) as member._hand:
         member._group = group
         if owns:
             member.assignment.assigned([P0, P1])

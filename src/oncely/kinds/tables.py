@@ -1,17 +1,20 @@
-"""``sink.keep_source``: the columns of a table that tell from which record each row comes."""
+"""Tables as destinations: ``sink.keep_source``, the columns that tell from which record each row
+comes, and what old records do in an upsert."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from oncely.core.digest import Kind
 from oncely.errors import ConfigError
-from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.sql.settings import SqlSinkSettings
-from oncely.kinds.sql.table import SOURCE_COLUMNS
 
+SOURCE_COLUMNS = pa.schema(
+    [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
+)
+"""The columns that ``keep_source`` adds to each row."""
 _KEPT = {b"oncely": b"keep_source"}
 
 
@@ -52,7 +55,7 @@ def keeps_source(schema: pa.Schema) -> bool:
 
 def audit_notes(
     table: str,
-    given: SqlSinkSettings | DeltaSinkSettings,
+    given: TableSettings,
     kinds: Mapping[str, Kind | None],
     why: str,
     *,
@@ -81,3 +84,39 @@ def audit_notes(
         yield "`oncely repair` and `oncely backfill` of an upsert need sink.version, which is unset"
     if others := [name for name, kind in kinds.items() if kind is None]:
         yield f"no digest covers the values of {', '.join(others)}: {why}"
+
+
+class TableSettings(Protocol):
+    """What ``[sink]`` says about the rows of a table."""
+
+    mode: Literal["append", "upsert"]
+    version: str | None
+    keep_source: bool | None
+
+
+class TableDestination:
+    """Base of the destinations with a mode.
+
+    Attributes:
+        given: the ``[sink]``.
+    """
+
+    given: TableSettings
+
+    @property
+    def late_delete(self) -> str | None:
+        """The reason: append mode deletes no rows."""
+        if self.given.mode == "append":
+            return None
+        return (
+            "a tombstone has no version: applied late, it could delete a row that is newer than it"
+        )
+
+    def check_replay(self) -> None:
+        """Refuse to upsert old records without a version."""
+        if self.given.mode == "upsert" and self.given.version is None:
+            raise ConfigError(
+                "sink.version",
+                "is missing: a replayed record is old and would overwrite a newer row of its key",
+                way_out="name a column that grows with each change; or delete the rejects by SQL",
+            )
