@@ -141,6 +141,7 @@ def test_a_spent_budget_writes_nothing(to: SinkAdapter) -> None:
     what = at_t0(0, [*numbered(0, 2), Rec(2, bad="a"), Rec(3, bad="b")])
     with pytest.raises(TooManyRejects, match=r"sink.max_rejects") as caught:
         commit_all(sink, what, fence, max_rejects=1)
+    assert caught.value.message.count("sink.max_rejects: ") == 1
     assert "raise sink.max_rejects" in caught.value.way_out
     assert to.ids() == to.rejects() == []
     assert [str(one) for one in caught.value.refused.records] == [

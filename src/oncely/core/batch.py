@@ -456,7 +456,7 @@ class BudgetSpent(TooManyRejects):
     def about(self, chunk: Chunk) -> TooManyRejects:
         """The error for the user, with the reasons and a sample of the chunk's records."""
         return TooManyRejects(
-            self.message, way_out=self.way_out, refused=chunk.refused(self.rejections)
+            self.problem, way_out=self.way_out, refused=chunk.refused(self.rejections)
         )
 
 
