@@ -85,8 +85,6 @@ class RunState:
                 self._move(event.positions)
             case events.PartitionAdded():
                 self._move({event.partition: event.position})
-            case events.GapFound():
-                self._move({event.partition: event.missing.end})
             case events.Polled():
                 self.waiting = self.waiting - event.partitions | event.waiting
             case events.BatchFailed():

@@ -93,7 +93,7 @@ class Health:
         match event:
             case events.PipelineOpened() | events.BatchCommitted():
                 self._moved(before, event.positions)
-            case events.RangeCommitted() | events.PartitionAdded() | events.GapFound():
+            case events.RangeCommitted() | events.PartitionAdded():
                 self._moved(before, [event.partition])
             case events.BatchPlanned():
                 self._polled = self.clock()

@@ -25,6 +25,7 @@ EVENTS = [
     events.BatchCommitted(0, 20, 18, 2, 0.5, {T0: 30}),
     events.PartitionAdded(TopicPartition("t", 2), 5),
     events.GapFound(T1, OffsetRange(0, 7)),
+    events.RangeCommitted(T1, OffsetRange(0, 7), 0, 0, 0, 0, kind="gap"),
     events.BatchFailed("PostgreSQL: gone", 1, 2.0),
     FENCED,
     events.StandingBy(),

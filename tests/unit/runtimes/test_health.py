@@ -247,12 +247,19 @@ def of_pipeline(health: Health, name: str, more: str = "") -> float | None:
     return samples(metrics([health])).get((name, f'pipeline="orders"{more}'))
 
 
+def position(health: Health) -> float | None:
+    of = 'pipeline="orders",topic="t",partition="0"'
+    return samples(metrics([health])).get(("oncely_position", of))
+
+
 def test_gaps_and_replays_are_counted(health: Health) -> None:
     health(events.GapFound(P0, OffsetRange(10, 17)))  # counted when it is in the history
     assert of_pipeline(health, "oncely_gap_records_total") == 0
+    assert position(health) == 10
     health(events.RangeCommitted(P0, OffsetRange(10, 17), 0, 0, 0, 0, kind="gap"))
     health(events.RangeCommitted(P0, OffsetRange(17, 20), 3, 3, 0, 0, replayed=True))
     assert of_pipeline(health, "oncely_gap_records_total") == 7
+    assert position(health) == 20
     assert of_pipeline(health, "oncely_commits_total", ',result="replayed"') == 1
 
 
