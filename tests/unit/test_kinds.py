@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import distribution
 
 import pytest
@@ -27,3 +29,10 @@ def test_a_kind_says_what_plan_prints(name: str) -> None:
     assert bool(kind.texts.by_task) == (kind.commits == "chunks")
     assert bool(kind.texts.why_driver) == (kind.commits == "ranges")
     assert kind.works or kind.commits == "ranges", "a worker commits chunks"
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_task_that_imports_a_sink_does_not_import_the_settings(name: str) -> None:
+    code = f"import oncely.kinds.{name}.sink, sys; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.config import PipelineSettings
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.digest import Kind
 from oncely.errors import ConfigError, TableMismatch
 from oncely.stores.sql.cast import cast_values
 from oncely.stores.sql.connection import ColumnFit
+
+if TYPE_CHECKING:
+    from oncely.config import PipelineSettings
 
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
