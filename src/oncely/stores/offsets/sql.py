@@ -27,8 +27,6 @@ from oncely.stores.sql.dialects import dialect_for
 
 T = TypeVar("T")
 
-"""Not ``oncely_positions``: the SQL sink's ledger has a table of that name."""
-
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
     pipeline TEXT NOT NULL,
     topic TEXT NOT NULL,
