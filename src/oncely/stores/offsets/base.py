@@ -151,8 +151,8 @@ def read_field(text: str, where: str) -> TopicPartition:
 
 
 SQL_TABLE = TableName(None, "oncely_offsets")
-"""The default table of a store in a SQL database; not ``oncely_positions``: the SQL sink's ledger has
-a table of that name."""
+"""The default table of a store in a SQL database; not ``oncely_positions``: the SQL sink's ledger
+has a table of that name."""
 
 SAY_WHERE = "say where to begin by `oncely offsets reset`, such as with --to-earliest --execute"
 
