@@ -6,7 +6,7 @@
 (*                                                                         *)
 (* Code: stores/topic/takeover.py (open, reset), compare_and_set.py,      *)
 (* sink.py (commit by a task), topic_publishing.py (commit by the driver), *)
-(* topic_replay.py, change.py (repair), ledger.py (partitions found while  *)
+(* and of a replay), change.py (repair), ledger.py (partitions found while *)
 (* running).  Decisions: 0010, 0012, 0013, 0019, 0021, 0040, 0043, 0047.   *)
 (*                                                                         *)
 (* Kafka as far as it matters here.  A transactional id has one current    *)

@@ -21,7 +21,7 @@ from oncely.stores.objects.store import Bytes, Store, Stored
 
 def avro_of(rows: pa.Table) -> bytes:
     """One Avro file of all rows, in their own schema."""
-    return AvroFiles(rows.schema).prepare(rows, rows.num_rows).file(0, rows.num_rows)
+    return AvroFiles(rows.schema).prepare(rows)(0, rows.num_rows)
 
 
 @dataclass

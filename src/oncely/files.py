@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from oncely.kinds.files.records import ManifestFile
-from oncely.kinds.files.table import Allowed, Named, Table, read_as, wanted_schema
+from oncely.kinds.files.table import Allowed, Named, Table, read_as, selected
 from oncely.kinds.files.table import table_of as table_of_parts
 from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import Store
@@ -81,11 +81,7 @@ def read(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     table = pipeline if isinstance(pipeline, Table) else table_of(pipeline)
-    contents = table.look()
-    files = list(table.chosen(contents, where or {}))
-    # Without files, all columns of the table: a filter without matches is no error.
-    scopes = {file.scope for file in files} or contents.schemas.keys()
-    schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
+    files, schema = selected(table, where, columns, rounding)
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     if not files:
         return spark.createDataFrame([], spark_schema)

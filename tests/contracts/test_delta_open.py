@@ -14,27 +14,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 
 from oncely.audit.stored.delta_document import read_document
 from oncely.core.ledger import Entry
-from oncely.errors import (
-    ConfigError,
-    NewerFormat,
-    OlderFormat,
-    Stopped,
-    TableMismatch,
-    Unavailable,
-)
+from oncely.errors import ConfigError, NewerFormat, OlderFormat, Stopped, TableMismatch, Unavailable
 from oncely.stores.delta import DeltaTables
 from oncely.stores.objects.store import Store
 from tests.deltatools import Committing, DeltaPlace, make_place
-from tests.sinktools import (
-    SCHEMA,
-    T0,
-    T1,
-    at_t0,
-    commit_all,
-    numbered,
-    open_sink,
-    ready,
-)
+from tests.sinktools import SCHEMA, T0, T1, at_t0, commit_all, numbered, open_sink, ready
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from oncely.audit.stored.log import Topics as Reader
 from oncely.audit.stored.topic_ledger import read_ledger
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.kafka.topics import ledger_partition
-from oncely.kinds.topic_ledger import TopicLedger
+from oncely.kinds.topic_destination import TopicLedger
 from oncely.stores.topic.cluster import Cluster
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back

@@ -10,7 +10,7 @@ from oncely.commit.path import commit
 from oncely.core.claim import Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped
-from oncely.kinds.topic_ledger import TopicLedger
+from oncely.kinds.topic_destination import TopicLedger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,

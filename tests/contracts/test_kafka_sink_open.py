@@ -10,39 +10,15 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from oncely.core.claim import Positions, Takeover
-from oncely.errors import (
-    ConfigError,
-    Fenced,
-    OlderFormat,
-    Stopped,
-    TableMismatch,
-    Unavailable,
-)
+from oncely.errors import ConfigError, Fenced, OlderFormat, Stopped, TableMismatch, Unavailable
 from oncely.kinds.kafka.format import RecordFormat
-from oncely.kinds.topic_ledger import TopicLedger
+from oncely.kinds.topic_destination import TopicLedger
 from oncely.stores.topic.compare_and_set import PositionTakeover
 from oncely.stores.topic.records import OffsetMetadata, stamp
 from oncely.stores.topic.takeover import Opener
 from oncely.testing.servers.kafka import Broker
-from tests.kafkatools import (
-    Topics,
-    empty_ledger,
-    forget_group,
-    make_topics,
-    open_sink,
-    put,
-    ready,
-)
-from tests.sinktools import (
-    SCHEMA,
-    SOURCE,
-    T0,
-    T1,
-    Died,
-    at_t0,
-    commit_all,
-    numbered,
-)
+from tests.kafkatools import Topics, empty_ledger, forget_group, make_topics, open_sink, put, ready
+from tests.sinktools import SCHEMA, SOURCE, T0, T1, Died, at_t0, commit_all, numbered
 
 
 @pytest.fixture

@@ -29,14 +29,7 @@ from oncely.testing.servers.ports import HOST, free_port
 from oncely.testing.servers.postgres import Postgres
 from tests.saver import Saver
 from tests.sinktools import Place
-from tests.storetools import (
-    Numbered,
-    RedisServer,
-    ZooKeeperServer,
-    at,
-    redis_or_skip,
-    redis_url,
-)
+from tests.storetools import Numbered, RedisServer, ZooKeeperServer, at, redis_or_skip, redis_url
 
 pytestmark = pytest.mark.servers
 

@@ -19,16 +19,7 @@ from oncely.pipeline import Pipeline
 from oncely.stores.sql.connection import BadData, TableName
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.postgres_types import TEXT_SETTINGS
-from tests.sinktools import (
-    Place,
-    at_t0,
-    commit_all,
-    numbered,
-    ready,
-    rec,
-    sink_to,
-    trigger,
-)
+from tests.sinktools import Place, at_t0, commit_all, numbered, ready, rec, sink_to, trigger
 
 ROWS = TableName(None, "rows")
 
@@ -203,7 +194,7 @@ def test_commits_become_smaller_until_they_take_less_than_the_roles_limit(
         one.getMessage() for one in caplog.records if "statement_timeout" in one.getMessage()
     ]
     assert "ALTER ROLE" in told
-    ((said, seconds),) = look(bound).time_limits.items()
+    ((said, seconds),) = look(bound.ledger).time_limits.items()
     assert (said.startswith("statement_timeout is 1.5 s: "), seconds) == (True, 1.5)
     assert "ALTER ROLE" in said
     assert look(sink.ledger).time_limits == {}

@@ -14,15 +14,7 @@ from oncely.core.claim import Claim, Counts, Fence, PositionMoved, QueryBatch
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
 from oncely.kinds.sql.sink import SqlSink
-from tests.sinktools import (
-    T0,
-    T1,
-    Place,
-    publish_on,
-    ready,
-    sink_to,
-    with_rows,
-)
+from tests.sinktools import T0, T1, Place, publish_on, ready, sink_to, with_rows
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UPSERT = pa.schema([("id", pa.int64()), ("v", pa.int64())])

@@ -12,11 +12,7 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.stores.sql.connection import (
-    application_prefix,
-    brief_session,
-    close_all,
-)
+from oncely.stores.sql.connection import application_prefix, brief_session, close_all
 from tests.sinktools import (
     T0,
     Place,

@@ -9,17 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.contracts.looking import ids, rejected
-from tests.sinktools import (
-    T0,
-    Place,
-    Rec,
-    at_t0,
-    chunk,
-    commit_all,
-    ready,
-    rec,
-    sink_to,
-)
+from tests.sinktools import T0, Place, Rec, at_t0, chunk, commit_all, ready, rec, sink_to
 
 # -- limits that only a value can pass -----------------------------------------------------
 

@@ -18,16 +18,7 @@ from oncely.errors import Unavailable
 from oncely.stores.document import Ledger
 from oncely.stores.offsets.base import Stored
 from oncely.stores.offsets.file import FileStore
-from tests.deliverytools import (
-    KINDS,
-    Hurt,
-    Target,
-    opened,
-    positions_in,
-    ready,
-    run_of,
-    target,
-)
+from tests.deliverytools import KINDS, Hurt, Target, opened, positions_in, ready, run_of, target
 from tests.sinktools import T0, T1, Place, at_t0, chunk, commit_all, numbered, sink_to
 
 

@@ -259,8 +259,8 @@ def manifest() -> Golden:
 def file_formats() -> Golden:
     """What stands at the head of an Avro file, and at the end of a Parquet file."""
     rows = pa.Table.from_pylist([{"id": 1}], schema=NESTED)
-    avro = bytes(AvroFiles(NESTED).prepare(rows, 1).file(0, 1))
-    parquet = pa.BufferReader(ParquetFiles(NESTED).prepare(rows, 1).file(0, 1))
+    avro = bytes(AvroFiles(NESTED).prepare(rows)(0, 1))
+    parquet = pa.BufferReader(ParquetFiles(NESTED).prepare(rows)(0, 1))
     footer = pq.read_schema(parquet)
     head = fastavro.reader(io.BytesIO(avro)).metadata
     kept = {k.decode(): v.decode() for k, v in footer.metadata.items()}

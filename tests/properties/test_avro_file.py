@@ -55,13 +55,13 @@ def test_any_part_of_any_chunks_in_any_blocks(found: list[pa.Table], data: st.Da
     start = data.draw(st.integers(0, table.num_rows))
     rows = data.draw(st.integers(0, table.num_rows - start))
     with mock.patch.object(data_file, "_BLOCK", 20):
-        prepared = AvroFiles(table.schema).prepare(table, table.num_rows)
-        written = prepared.file(start, rows)
-        alone = [prepared.file(row, 1) for row in range(table.num_rows)]
+        prepared = AvroFiles(table.schema).prepare(table)
+        written = prepared(start, rows)
+        alone = [prepared(row, 1) for row in range(table.num_rows)]
     assert by_fastavro(written) == datums(table.slice(start, rows).to_pylist())
     assert [by_fastavro(one)[0] for one in alone] == datums(table.to_pylist())
     assert read_avro(written).equals(table.slice(start, rows).combine_chunks())
-    part = ParquetFiles(table.schema).prepare(table, table.num_rows).file(start, rows)
+    part = ParquetFiles(table.schema).prepare(table)(start, rows)
     assert read_parquet(part).equals(table.slice(start, rows).combine_chunks())
 
 
@@ -73,7 +73,7 @@ def test_an_older_schema_is_brought_to_the_newest(schema: pa.Schema, data: st.Da
     newest = pa.Table.from_pylist(data.draw(st.lists(rows(schema), max_size=3)), schema)
     kept = data.draw(st.lists(st.sampled_from(schema.names), unique=True, min_size=1))
     older = newest.select(kept)
-    written = AvroFiles(schema).prepare(older, older.num_rows).file(0, older.num_rows)
+    written = AvroFiles(schema).prepare(older)(0, older.num_rows)
     read = read_avro(written)
     assert read.schema == schema
     assert read.select(kept).equals(older)
@@ -91,7 +91,7 @@ def test_two_files_have_sync_markers_of_their_own() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 3, 100_000])
 def test_rows_without_a_column(rows: int) -> None:
     files = AvroFiles(pa.schema([]))
-    data = files.prepare(pa.table({}), rows).file(0, rows)
+    data = files.prepare(pa.table({}))(0, rows)
     assert by_fastavro(data) == [{}] * rows
     assert read_avro(data).num_rows == rows
 

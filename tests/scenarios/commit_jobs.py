@@ -25,16 +25,7 @@ from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import ColumnFit
 from oncely.testing.processes import kill_self, stop_self
 from tests.scenarios.commit_topic import APPEND, Task, left, topic
-from tests.sinktools import (
-    SOURCE,
-    T0,
-    T1,
-    Rec,
-    kept_values,
-    together,
-    with_faults,
-    with_rows,
-)
+from tests.sinktools import SOURCE, T0, T1, Rec, kept_values, together, with_faults, with_rows
 
 
 def warm_up() -> None:

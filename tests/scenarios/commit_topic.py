@@ -14,15 +14,7 @@ import pyarrow as pa
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.kinds.sql.sink import SqlSink
-from tests.sinktools import (
-    T0,
-    T1,
-    Place,
-    Rec,
-    chunk,
-    rec,
-    sink_to,
-)
+from tests.sinktools import T0, T1, Place, Rec, chunk, rec, sink_to
 
 APPEND = pa.schema([("id", pa.int64()), ("name", pa.string())])
 UPSERT = pa.schema([("id", pa.int64()), ("v", pa.int64()), ("name", pa.string())])

@@ -19,13 +19,7 @@ from oncely.testing.moments import Moment, inside_a_commit
 from oncely.testing.processes import await_that, jvm_of, kill_tree, running
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
-from tests.scenarios.world import (
-    World,
-    assert_exactly_once,
-    assert_steps,
-    run_to_end,
-    running_slow,
-)
+from tests.scenarios.world import World, assert_exactly_once, assert_steps, run_to_end, running_slow
 
 Hurt = Callable[..., None]
 

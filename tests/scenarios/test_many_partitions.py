@@ -12,7 +12,7 @@ import pytest
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.kafka.client import make
-from oncely.kinds.topic_ledger import TopicLedger
+from oncely.kinds.topic_destination import TopicLedger
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.scenarios.zygote import Zygote

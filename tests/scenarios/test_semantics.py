@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 
 from oncely.kinds.files.trial import NAMING
-from oncely.testing.semantics.cells import (
-    DELIVERIES,
-    POINTS,
-    POINTS_OF,
-    SINKS,
-    cells,
-)
+from oncely.testing.semantics.cells import DELIVERIES, POINTS, POINTS_OF, SINKS, cells
 from tests.scenarios.commands import oncely
 
 _LONGEST = 2400

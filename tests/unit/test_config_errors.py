@@ -243,6 +243,11 @@ def test_the_ways_out_of_the_caps_name_the_caps() -> None:
         assert f"{most:,} " in GONE[f"decode.max_{name}"]
 
 
+def test_the_example_of_a_missing_key_is_that_of_the_kind() -> None:
+    error = refused(FILES.replace('url = "s3://lake/events"\n', ""))
+    assert (error.key, error.way_out) == ("sink.url", 'add url = "s3://lake/events"')
+
+
 def test_several_mistakes_are_told_together() -> None:
     text = RIGHT.replace('"upsert"', '"merge"').replace("[source]", "[source]\nfoo = 1")
     text = text.replace("[spark]", "[spark]\ntrigger = 1")

@@ -118,10 +118,11 @@ def test_several_mistakes_are_told_together() -> None:
     assert "sink.kafka.retries" in error
 
 
-def test_headers_need_a_record_that_a_row_comes_from() -> None:
-    error = refused(sink={"headers": True}, transform={"spark": "m:f"})
-    assert error.key == "sink.headers"
-    settings(sink={"headers": True}, transform={"python": "m:f"})
+@pytest.mark.parametrize(("key", "value"), [("headers", True), ("timestamp", "source")])
+def test_some_keys_need_a_record_that_a_row_comes_from(key: str, value: object) -> None:
+    error = refused(sink={key: value}, transform={"spark": "m:f"})
+    assert error.key == f"sink.{key}"
+    settings(sink={key: value}, transform={"python": "m:f"})
 
 
 def test_the_group_can_not_be_switched_off() -> None:

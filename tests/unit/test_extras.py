@@ -18,14 +18,7 @@ from oncely.extras import PACKAGES, is_installed
 from oncely.native import NEEDED
 from oncely.runtimes.spark import session
 from tests.conftest import repository
-from tests.extras import (
-    IN_THE_BASE,
-    OPTIONAL,
-    PIPELINE,
-    not_imported,
-    refusals,
-    validated,
-)
+from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, not_imported, refusals, validated
 from tests.scenarios.world import toml
 
 SINKS: dict[str, dict[str, Any]] = {

@@ -8,12 +8,7 @@ import pytest
 
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.stores.document import Totals, add_amendment, add_range
-from oncely.stores.topic.records import (
-    OffsetMetadata,
-    PositionRecord,
-    read_stamp,
-    stamp,
-)
+from oncely.stores.topic.records import OffsetMetadata, PositionRecord, read_stamp, stamp
 
 DONE = Counts(4, 3, 1, 0, 2**64 - 2, "r")
 

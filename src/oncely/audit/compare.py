@@ -8,14 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oncely.audit.evidence import (
-    ExpectedRecords,
-    IntArray,
-    Readable,
-    Tally,
-    clipped,
-    runs_of,
-)
+from oncely.audit.evidence import ExpectedRecords, IntArray, Readable, Tally, clipped, runs_of
 from oncely.audit.layout import Part
 from oncely.audit.report import Finding, FindingKind, Undecided
 from oncely.audit.tally import sum_of

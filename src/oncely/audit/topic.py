@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.audit.evidence import (
-    Bounds,
-    IntArray,
-    Readable,
-    Span,
-    clipped,
-    moment,
-    runs_of,
-)
+from oncely.audit.evidence import Bounds, IntArray, Readable, Span, clipped, moment, runs_of
 from oncely.audit.stored.log import Topics
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import TopicMissing

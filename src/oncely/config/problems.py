@@ -133,7 +133,7 @@ def _explain(details: ErrorDetails, key: str) -> list[ConfigError]:
         ]
     match kind:
         case "missing":
-            line = example(key)
+            line = example(key, value.get(_tag(key.rpartition(".")[0]), ""))
             return [ConfigError(key, "is missing", way_out=f"add {line}" if line else "")]
         case "union_tag_not_found":
             line = example(f"{key}.{_tag(key)}") or 'format = "json"'

@@ -17,7 +17,8 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from oncely.errors import InvariantViolation, TableMismatch
 from oncely.extras import polars as pl
 from oncely.kinds.conform import conform, recast
 from oncely.kinds.file_format import Format
+from oncely.stores.objects.store import Bytes
 
 SCHEMA_ID = "oncely.schema.id"
 """The header's key for the schema's id."""
@@ -41,6 +43,9 @@ _UTC, _NAIVE = pa.timestamp("us", "UTC"), pa.timestamp("us")
 _NO_COLUMNS = avro_schema_of(pa.schema([])).encode()
 # Rows without columns: no bytes, in Snappy's form, and their CRC-32.
 _NOTHING = b"\x0a\x00\x00\x00\x00\x00"
+
+Contents = Callable[[int, int], Bytes]
+"""Returns the content of a file, by the number of its first row and of its rows."""
 
 
 class AvroFiles:
@@ -68,24 +73,22 @@ class AvroFiles:
         self._head = _MAGIC + _long(len(meta)) + pairs + b"\x00"
         self.overhead = len(self._head) + 2 * _SYNC
 
-    def prepare(self, rows: pa.Table, count: int) -> PreparedAvro:
-        """Rows from which many files will be written, converted to the schema once.
+    def prepare(self, rows: pa.Table) -> Contents:
+        """The contents of files with these rows, which are converted to the schema once.
 
         Args:
             rows: of any schema that this one extends.
-            count: the number of rows; a table without columns does not contain it.
         """
         if not self.schema:
-            return PreparedAvro(self, count, None)
+            return partial(self._file, None)
         rows = conform(rows, self.schema)
         given = pa.schema([pa.field(f.name, _given(f.type)) for f in self.schema])
         rows = conform(rows, given)
         # Names are not written into the file, and polars accepts neither empty nor repeated names.
         rows = rows.rename_columns([str(i) for i in range(rows.num_columns)]).combine_chunks()
-        return PreparedAvro(self, count, _Encoded(rows))
+        return partial(self._file, _Encoded(rows))
 
-    def file(self, encoded: _Encoded | None, start: int, rows: int) -> bytes:
-        """The content of a file with the rows from ``start`` on."""
+    def _file(self, encoded: _Encoded | None, start: int, rows: int) -> bytes:
         sync = os.urandom(_SYNC)
         out: list[bytes] = [self._head, sync]
         if encoded is None:
@@ -127,17 +130,6 @@ class _Encoded:
             following = min(end, max(at + 1, int(np.searchsorted(self._ends, room, "right")) - 1))
             yield following - at, self._bytes[self._ends[at] : self._ends[following]]
             at = following
-
-
-class PreparedAvro:
-    """Encoded rows, of which any part can be written as a file."""
-
-    def __init__(self, files: AvroFiles, rows: int, encoded: _Encoded | None) -> None:
-        self._files, self.rows, self._encoded = files, rows, encoded
-
-    def file(self, start: int, rows: int) -> bytes:
-        """The content of a file."""
-        return self._files.file(self._encoded, start, rows)
 
 
 def read_avro(data: bytes) -> pa.Table:
@@ -376,24 +368,17 @@ class ParquetFiles:
         self.id = schema_id(self.avro)
         self._head = self.schema.with_metadata({SCHEMA_ID: self.id, _AVRO: self.avro})
 
-    def prepare(self, rows: pa.Table, _count: int) -> PreparedParquet:
-        """Rows from which many files will be written, converted to the schema once."""
-        return PreparedParquet(conform(rows, self.schema).cast(self._head))
+    def prepare(self, rows: pa.Table) -> Contents:
+        """See :meth:`AvroFiles.prepare`."""
+        return partial(_parquet, conform(rows, self.schema).cast(self._head))
 
 
-class PreparedParquet:
-    """Rows of which any part can be written as a file."""
+def _parquet(rows: pa.Table, start: int, count: int) -> pa.Buffer:
+    import pyarrow.parquet as pq
 
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
-
-    def file(self, start: int, rows: int) -> pa.Buffer:
-        """The content of a file."""
-        import pyarrow.parquet as pq
-
-        out = pa.BufferOutputStream()
-        pq.write_table(self._rows.slice(start, rows), out, compression="snappy")
-        return out.getvalue()
+    out = pa.BufferOutputStream()
+    pq.write_table(rows.slice(start, count), out, compression="snappy")
+    return out.getvalue()
 
 
 def read_parquet(data: bytes) -> pa.Table:

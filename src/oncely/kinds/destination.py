@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -23,11 +23,13 @@ from oncely.kinds.base import (
     RewritesTogether,
     Sink,
 )
-from oncely.runtimes.spark.probe import Slots
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
-from oncely.stores.sql.tables import Activity
+
+if TYPE_CHECKING:
+    from oncely.runtimes.spark.probe import Slots
+    from oncely.stores.sql.tables import Activity
 
 Check = tuple[str, Callable[[], object]]
 """The key of the pipeline file for a check, and the check, which raises its problem.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from oncely.extras import KINDS, plugin, plugins
@@ -37,19 +38,19 @@ class Parts(Protocol):
         """The topics."""
 
     @property
-    def connect(self) -> Connect:
+    def connect(self) -> Connect | None:
         """Opens database sessions."""
 
     @property
-    def kafka_connect(self) -> KafkaConnect:
+    def kafka_connect(self) -> KafkaConnect | None:
         """Creates clients of Kafka."""
 
     @property
-    def files_connect(self) -> FilesConnect:
+    def files_connect(self) -> FilesConnect | None:
         """Opens roots of files."""
 
     @property
-    def delta_connect(self) -> DeltaConnect:
+    def delta_connect(self) -> DeltaConnect | None:
         """Loads and commits to Delta tables."""
 
     @property
@@ -83,6 +84,24 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Proposed:
+    """What ``oncely init`` proposes for a kind.
+
+    Attributes:
+        prefixes: the beginnings of ``--to`` that name it; of those of all kinds the longest counts.
+        sink: keys of ``[sink]``, by ``--to``, the topic, and the name of a table; None: it is not
+            one that ``--to`` may name.
+        fits: False for the name of a column that it can't have.
+        partition_by: the columns of that key, by the types of all columns.
+    """
+
+    prefixes: tuple[str, ...]
+    sink: Callable[[str, str, str], dict[str, Any] | None]
+    fits: Callable[[str], bool] = lambda _: True
+    partition_by: Callable[[Mapping[str, str]], list[str]] = lambda _: []
+
+
+@dataclass(frozen=True)
 class Kind:
     """A kind of destination.
 
@@ -113,6 +132,7 @@ class Kind:
         listed: the files that a topic lists as its table, and the schemas of their scopes
             (:class:`oncely.kinds.files.manifest.Contents`); None: no topic lists any.
         trial: how ``oncely semantics`` kills its pipelines; None: it does not.
+        proposed: what ``oncely init`` proposes; None: ``--to`` can't name it.
     """
 
     name: str
@@ -135,6 +155,7 @@ class Kind:
     calls_handlers: bool = False
     listed: Callable[[Parts], Any] | None = None
     trial: Callable[[], Trial] | None = None
+    proposed: Proposed | None = None
 
     @property
     def works(self) -> bool:
@@ -179,6 +200,13 @@ def again(sink: Any) -> str:
     return (
         'records that are written again are duplicate rows; mode = "upsert" would store them once'
     )
+
+
+def folder_url(folder: str) -> str | None:
+    """The URL of a folder, which may be one; None for a name without a slash."""
+    if "://" in folder:
+        return folder
+    return Path(folder).resolve().as_uri() if "/" in folder or folder.startswith(".") else None
 
 
 def one_folder(parts: Parts, beside: bool) -> str:

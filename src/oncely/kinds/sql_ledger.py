@@ -12,31 +12,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncely.core.batch import (
-    Reject,
-    Rejection,
-)
+from oncely.core.batch import Reject, Rejection
 from oncely.errors import TableMismatch
-from oncely.kinds.base import (
-    Which,
-)
-from oncely.kinds.destination import (
-    Check,
-    LedgerState,
-    Room,
-    refusal,
-)
-from oncely.stores.sql.connection import (
-    Connection,
-    TableName,
-    brief_session,
-    plain,
-    transaction,
-)
+from oncely.kinds.base import Which
+from oncely.kinds.destination import Check, LedgerState, Room, refusal
+from oncely.stores.sql.connection import Connection, TableName, brief_session, plain, transaction
 from oncely.stores.sql.dead_letters import FIRST
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.stores.sql.sqlite import Sqlite
@@ -96,18 +80,14 @@ def dead_letters(
 @contextmanager
 def session(ledger: SqlLedger) -> Iterator[Connection | None]:
     """A session for inspection; None if the database is a file that does not exist yet."""
-    try:
-        opened = brief_session(ledger.dialect, "look", ledger.connect)
-        connection = opened.__enter__()
-    except TableMismatch:
-        if not ledger.create:
-            raise
-        yield None
-        return
-    try:
+    with ExitStack() as opened:
+        connection = None
+        try:
+            connection = opened.enter_context(brief_session(ledger.dialect, "look", ledger.connect))
+        except TableMismatch:
+            if not ledger.create:
+                raise
         yield connection
-    finally:
-        opened.__exit__(None, None, None)
 
 
 _AT_ONCE = 500

@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Chunk, IntArray, Rejection, Staged
+from oncely.core.batch import Chunk, IntArray, Rejection, Staged, StagedRowsGone
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.decode.scopes import typed
-from oncely.errors import ConfigError, check
+from oncely.errors import check
 from oncely.kinds.base import NO_SINGLE_RECORD, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.data_file import AvroFiles, ParquetFiles
@@ -55,7 +55,7 @@ from oncely.stores.objects.store import Bytes, Store, Uploads
 
 __all__ = ["FileWriter", "Origin"]
 
-_KINDS: dict[str, type[AvroFiles] | type[ParquetFiles]] = {
+_KINDS: dict[Format, type[AvroFiles] | type[ParquetFiles]] = {
     "avro": AvroFiles,
     "parquet": ParquetFiles,
 }
@@ -76,6 +76,20 @@ def clock() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def refuse_old(began: float, max_age: float) -> None:
+    """Refuse files of a batch that began so long ago, by :func:`clock`, that they may be gone.
+
+    Raises:
+        StagedRowsGone: they are older than ``max_age``, in seconds.
+    """
+    age = clock() - began
+    if age > max_age:
+        raise StagedRowsGone(
+            f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
+            f" {max_age:g} s: they may have been vacuumed; the batch is repeated"
+        )
+
+
 class FileWriter:
     """Writes the rows of one task. Not thread-safe.
 
@@ -88,9 +102,6 @@ class FileWriter:
         target_bytes: approximate size of a file.
         memory_bytes: memory of waiting rows; the peak is twice as much and about 150 MB.
         names: the names of the attempt's files.
-
-    Raises:
-        ConfigError: an unknown format.
     """
 
     def __init__(
@@ -102,10 +113,6 @@ class FileWriter:
         memory_bytes: int,
         names: FileNames,
     ) -> None:
-        if format not in _KINDS:
-            raise ConfigError(
-                "sink.format", f"unknown: {format!r}", way_out="one of avro and parquet"
-            )
         self._kind, self._columns, self._names = _KINDS[format], tuple(columns), names
         self._target, self._memory = target_bytes, memory_bytes
         self._plain = [i for i, one in enumerate(columns) if one.kind == "column"]
@@ -216,7 +223,7 @@ class FileWriter:
             sample = gathered.rows.slice(0, _SAMPLE)
             files = self._format(sample.schema)
             count = min(_SAMPLE, gathered.count)
-            encoded = len(files.prepare(sample, count).file(0, count)) - files.overhead
+            encoded = len(files.prepare(sample)(0, count)) - files.overhead
             return float(max(1, encoded) / max(1, sample.nbytes))
         return float(self._encoded / self._arrow)
 
@@ -274,13 +281,13 @@ class FileWriter:
     def _write_piece(
         self, piece: Gathered, starts: Ints, files: AvroFiles | ParquetFiles, one_scope: bool
     ) -> None:
-        prepared = files.prepare(piece.rows, piece.count)
+        prepared = files.prepare(piece.rows)
         described = describe(piece, starts, list(self._sources))
         ends = [*starts[1:].tolist(), piece.count]
         codes = piece.codes[starts].tolist()
         self._schemas[files.id] = files.avro
         for what, code, start, end in zip(described, codes, starts.tolist(), ends, strict=True):
-            data = prepared.file(start, end - start)
+            data = prepared(start, end - start)
             self._write_file(data, code, end - start, what, files, one_scope)
             self._encoded += len(data) - files.overhead
         self._arrow += max(1, piece.rows.nbytes)

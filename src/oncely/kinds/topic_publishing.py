@@ -1,29 +1,64 @@
-"""Batch commit: the driver publishes a batch in one transaction.
+"""Transactions into topics: the publication of a batch, and replays of dead letters.
 
-Messages, dead letters, ledger records and offsets of all topic-partitions take effect
-together, by the publisher's transactional id. In a run of batch commit that id moves every
-position, also over holes (docs/decisions/0012), so init, read, write, commit is a compare-and-set
-of all of them at once.
+In a batch commit the driver publishes a batch in one transaction. Messages, dead letters, ledger
+records and offsets of all topic-partitions take effect together, by the publisher's transactional
+id. In a run of batch commit that id moves every position, also over holes (docs/decisions/0012), so
+init, read, write, commit is a compare-and-set of all of them at once.
 
 The transaction must end before ``sink.transaction_timeout``, or the broker aborts it. All messages
 are made before it begins, and the duration of the tasks does not count.
+
+A replay writes what dead letters in a topic make today into a destination of the same cluster. A
+dead letter stays in its topic; the token is the position of replays in that topic. One transaction
+contains the records of valid dead letters, new dead letters for those that fail again, and the
+position after all of them. The position has one transactional id, and so the order is that of every
+position in Kafka (docs/decisions/0010): the result of processing is written by an instance that was
+initialised first and then read the same position as before the processing. So a crash before the
+commit leaves every dead letter in place, a crash after it none of them; a commit whose answer was
+lost is settled by reading again; and of two concurrent replays the one that has initialised last
+commits, the other one reads a moved position.
+
+A reset voids dead letters, so the comparison includes resets, too. A reset initialises the id of
+replays between the transaction that voids them and the first position that it moves. A replay that
+has read no reset thus commits before that, as if it had run before the reset, or is fenced.
+
+The pipeline itself may run at the same time: it appends dead letters, and its positions are not
+touched.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
-from typing import Protocol
 
-from oncely.core.batch import Batch, StagedRowsGone
-from oncely.core.claim import Claim, Fence
-from oncely.errors import Unavailable, check
+from oncely.core.batch import Batch, Containing, Reject, Rejection, StagedRowsGone
+from oncely.core.claim import Amendment, Claim, Fence, PositionMoved
+from oncely.core.ranges import Position, TopicPartition
+from oncely.errors import InvariantViolation, Unavailable, check
+from oncely.kafka import topics
 from oncely.kafka.sender import Sender
-from oncely.kinds.topic_dead_letters import dead_letters
+from oncely.kafka.transaction import Message, Transaction
+from oncely.kinds.base import Judged, Portion, Tried
+from oncely.kinds.topic_dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    Reading,
+    ReplayPosition,
+    again,
+    dead_letters,
+    replaying,
+)
+from oncely.stores.document import add_amendment, covered_by
 from oncely.stores.topic.cluster import Cluster
-from oncely.stores.topic.compare_and_set import moving, write_positions
+from oncely.stores.topic.compare_and_set import compare_and_set, moving, write_positions
+from oncely.stores.topic.ledger import TopicLedger
+from oncely.stores.topic.records import OffsetMetadata, PipelineRecord, ReplayRecord, View, stamp
+from oncely.stores.topic.records import encode as ledger_value
+from oncely.stores.topic.takeover import same_target
 
 # Upper bound of a publication's memory in librdkafka, for any size.
 _QUEUE = {"queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 65_536}
@@ -40,13 +75,14 @@ Raises:
 """
 
 
-class Load(Protocol):
+class Load(ABC):
     """The messages of a publication besides dead letters and positions."""
 
+    @abstractmethod
     def topics(self, batch: Batch) -> list[str]:
         """The topics to which :meth:`send` will write."""
 
-    def ready(self) -> None:
+    def ready(self) -> None:  # noqa: B027 - nothing to check by default
         """Called when the transactional id is initialised, before the transaction begins.
 
         State that only transactions of this id change is constant from here to our own commit.
@@ -55,10 +91,11 @@ class Load(Protocol):
             StagedRowsGone: the staged output does not fit any more.
         """
 
+    @abstractmethod
     def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
         """Send the messages; ``in_time`` is called repeatedly."""
 
-    def fresh(self) -> None:
+    def fresh(self) -> None:  # noqa: B027 - nothing to check by default
         """Called when the broker has all messages, so its clock runs; the commit is next.
 
         Raises:
@@ -156,3 +193,186 @@ class Publisher:
                 way_out="raise sink.transaction_timeout (up to the broker's"
                 " transaction.max.timeout.ms), or lower spark.max_records_per_batch",
             ) from error
+
+
+# -- replays of dead letters -----------------------------------------------------------------
+
+
+_BYTES = 32 << 20  # bytes of dead letters in one transaction
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The output for dead letters that were processed again.
+
+    Attributes:
+        topics: the topics of the messages.
+        refused: records that cannot be written.
+        messages: returns the messages by topic; called when the id is initialised and the
+            transaction has begun, and is empty. Raises Unavailable if the output is outdated; the
+            records are processed again.
+        fresh: called when the broker has the messages; the commit is next. Raises Unavailable if
+            the output is too old; the records are processed again.
+        changes: returns the amendments of ranges.
+    """
+
+    topics: Sequence[str] = ()
+    refused: Sequence[Rejection] = ()
+    messages: Callable[[], Mapping[str, Sequence[Message]]] = dict
+    fresh: Callable[[], None] = lambda: None
+    changes: Callable[[Containing], Sequence[Amendment]] = lambda _: ()
+
+
+class TopicReplay:
+    """A replay of the dead letters that are visible to a reader of committed records when it
+    begins.
+
+    Args:
+        ledger: the ledger of the sink, in the same transactions.
+        rejects: the topic of the dead letters.
+        replayer: the transactional id of the pipeline's replays.
+        write: creates the output of processed rows. Raises Stopped for a row of a Spark transform
+            that cannot be written, and ConfigError if records would be written to a compacted
+            topic.
+        close: closes the sink.
+    """
+
+    def __init__(
+        self,
+        ledger: TopicLedger,
+        rejects: str,
+        replayer: str,
+        write: Callable[[Judged], Passed],
+        close: Callable[[], None],
+    ) -> None:
+        self._target, self._rejects, self._replayer = ledger.target, rejects, replayer
+        self._judged, self._close = write, close
+        self._cluster = Cluster(replaying(ledger.pipeline_topics))
+        self._letters = DeadLetters(self._cluster, rejects)
+        self._ends: Mapping[TopicPartition, Position] | None = None
+        self._settled = False
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+        self._close()
+
+    @contextmanager
+    def portion(self, limit: int) -> Iterator[Portion | None]:
+        """The next dead letters, read and not locked: the transaction compares the position of
+        replays."""
+        if self._ends is None:
+            self._ends = self._letters.ends()
+        self._settle()
+        position = self._letters.position(certain=True)
+        taken = None if position is None else self._read(position, self._ends, limit)
+        if taken is None or taken.after == taken.position.positions:
+            yield None
+        else:
+            yield Portion([one.reject for one in taken.whole], partial(self._commit, taken))
+
+    def _settle(self) -> None:
+        """End a transaction that an earlier replay may have left open: it hides the position."""
+        if not self._settled:
+            with self._cluster.transaction(self._replayer) as before:
+                before.init()
+            self._settled = True
+
+    def _read(
+        self, position: ReplayPosition, ends: Mapping[TopicPartition, Position], limit: int
+    ) -> _Taken:
+        pipeline = self._cluster.pipeline_topics.pipeline
+        same_target(_registered(position), self._target, pipeline)
+        found: dict[tuple[TopicPartition, int], DeadLetter] = {}
+        size = 0
+        reading = Reading(self._cluster.pipeline_topics, position, ends)
+        with closing(reading.letters()) as waiting:
+            for one in waiting:
+                found[one.origin] = one  # a record has one dead letter; a copy changes nothing
+                size += len(one.reject.key or b"") + len(one.reject.value or b"")
+                if len(found) >= limit or size >= _BYTES:
+                    break
+        ordered = tuple(found[origin] for origin in sorted(found))
+        return _Taken(position, ordered, dict(reading.positions))
+
+    def _commit(self, taken: _Taken, judged: Judged | None) -> Tried:
+        passed = Passed() if judged is None else self._judged(judged)
+        again = [] if judged is None else [judged.again(one) for one in sorted(passed.refused)]
+        kept = taken.kept(again)
+        self._write(taken, passed, kept)
+        return Tried(len(taken.letters) - len(kept), len(kept))
+
+    def _write(self, taken: _Taken, passed: Passed, kept: Sequence[DeadLetter]) -> None:
+        """Write in a transaction: initialise first, then read the position."""
+        rejects, pipeline_topics = self._rejects, self._cluster.pipeline_topics
+        sizes = topics.largest_batch(self._cluster.admin, [*passed.topics, rejects])
+
+        def compare() -> None:
+            now = self._letters.position(certain=True)
+            if now is None or now.compared != taken.position.compared:
+                raise PositionMoved(rejects)  # another replay was faster: these are done
+
+        self._settled = False
+        with compare_and_set(self._cluster, self._replayer, compare, sizes.values()) as (writer, _):
+            writer.begin()
+            for topic, own in passed.messages().items():
+                writer.send(topic, own)
+            writer.send(
+                rejects, [again(one, sizes[rejects], pipeline_topics.pipeline) for one in kept]
+            )
+            self._move(writer, taken)
+            self._amend(writer, taken.position.view, passed)
+            writer.flush(pipeline_topics.transaction_timeout)
+            passed.fresh()
+            writer.commit()
+        self._settled = True
+
+    def _amend(self, writer: Transaction, view: View, passed: Passed) -> None:
+        """Write the changes of the positions' totals; only replays write these records."""
+        keys, totals = self._cluster.keys, view.totals
+        covered = covered_by(totals)
+        changed = {
+            tp: add_amendment(view.amended.get(tp), totals[tp], change)
+            for tp, change in covered.changes(passed.changes(covered)).items()
+        }
+        records = [Message(ledger_value(one), keys.amended_key(tp)) for tp, one in changed.items()]
+        writer.send(self._cluster.pipeline_topics.ledger_topic, records)
+
+    def _move(self, writer: Transaction, taken: _Taken) -> None:
+        """Write both copies of the new positions."""
+        pipeline_topics, topic_id = self._cluster.pipeline_topics, taken.position.topic_id
+        registered = _registered(taken.position)
+        records, offsets = [], {}
+        for tp, at in taken.after.items():
+            value = ledger_value(ReplayRecord(at, topic_id))
+            records.append(Message(value, pipeline_topics.keys.replayed_key(tp)))
+            about = OffsetMetadata(at, registered.epoch, registered.cluster, topic_id)
+            offsets[tp] = at, stamp(about, pipeline_topics.pipeline)
+        writer.send(pipeline_topics.ledger_topic, records)
+        writer.send_offsets(offsets, self._cluster.group_metadata())
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Dead letters of one transaction, by their origins; the old and new position of replays."""
+
+    position: ReplayPosition
+    letters: tuple[DeadLetter, ...]
+    after: Mapping[TopicPartition, Position]
+
+    @property
+    def whole(self) -> list[DeadLetter]:
+        """Dead letters that can be replayed; the truncated ones stay."""
+        return [one for one in self.letters if one.left_out is None]
+
+    def kept(self, refused: Sequence[Reject]) -> list[DeadLetter]:
+        """The dead letters that stay if some of the complete ones are refused again."""
+        by_origin = {one.origin: one for one in self.whole}
+        again = [replace(by_origin[one.partition, one.offset], reject=one) for one in refused]
+        return [*again, *(one for one in self.letters if one.left_out is not None)]
+
+
+def _registered(position: ReplayPosition) -> PipelineRecord:
+    if position.view.pipeline is None:
+        raise InvariantViolation("letters of a pipeline that is not in the ledger")
+    return position.view.pipeline

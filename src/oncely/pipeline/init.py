@@ -12,6 +12,7 @@ from typing import Any
 
 from oncely.config import parse
 from oncely.config.urls import passwords
+from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka.client import at_start
 from oncely.kafka.properties import SECRET
@@ -152,9 +153,9 @@ def _without_unfit_key(made: Proposal) -> None:
 def _avro_columns(made: Proposal) -> None:
     """Partitioning by the schema's first time."""
     schema = Pipeline(parse(made.raw)).decoder.schema
-    times = [one.name for one in schema if str(one.type).startswith(("timestamp", "date"))]
-    if made.raw["sink"]["kind"] == "files" and times:
-        made.raw["sink"]["partition_by"] = [f"date({times[0]})"]
+    columns = made.proposed.partition_by({one.name: type_name(one.type) for one in schema})
+    if columns and not made.is_table:
+        made.raw["sink"]["partition_by"] = columns
 
 
 def _without_password(made: Proposal) -> dict[str, Any]:

@@ -11,32 +11,25 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from oncely.commit.delivery import Order
-from oncely.commit.run import CommitContext, Interval, OpenLedger
 from oncely.config import PipelineSettings
 from oncely.config.arguments import checked
 from oncely.core.claim import Budget
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.kafka import properties
-from oncely.kafka.client import make
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import Moment
 from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
 from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
-from oncely.stores.delta import DeltaConnect
-from oncely.stores.delta import connect as connect_delta
-from oncely.stores.objects.store import Connect as FilesConnect
-from oncely.stores.objects.store import connect as connect_files
-from oncely.stores.sql.connection import Connect, connect
-from oncely.stores.topic.cluster import Connect as KafkaConnect
 from oncely.users_function import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from oncely.commit.delivery import Order
+    from oncely.commit.run import CommitContext, Interval, OpenLedger
     from oncely.core.events import Listener
     from oncely.decode.base import Decoder
     from oncely.kinds.destination import Destination, LedgerState
@@ -49,7 +42,11 @@ if TYPE_CHECKING:
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import Transform
     from oncely.runtimes.takeover import Takeovers
+    from oncely.stores.delta import DeltaConnect
+    from oncely.stores.objects.store import Connect as FilesConnect
     from oncely.stores.offsets.base import StoreLedger
+    from oncely.stores.sql.connection import Connect
+    from oncely.stores.topic.cluster import Connect as KafkaConnect
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -81,7 +78,8 @@ class Parts:
 
     Attributes:
         settings: the settings of the pipeline file.
-        connect: opens database sessions.
+        connect: opens database sessions; None: as users do, as of the next ones. Tests inject
+            faults here.
         kafka_connect: creates the clients of a Kafka or files sink.
         files_connect: opens the root of a files sink.
         delta_connect: loads and commits to a Delta table.
@@ -91,10 +89,10 @@ class Parts:
     """
 
     settings: PipelineSettings
-    connect: Connect = connect
-    kafka_connect: KafkaConnect = make
-    files_connect: FilesConnect = connect_files
-    delta_connect: DeltaConnect = connect_delta
+    connect: Connect | None = None
+    kafka_connect: KafkaConnect | None = None
+    files_connect: FilesConnect | None = None
+    delta_connect: DeltaConnect | None = None
     handlers: Mapping[str, Handler] | None = None
     drops: Mapping[str, Drops] | None = None
     threads: Mapping[str, int] = field(default_factory=dict)
@@ -306,6 +304,7 @@ class Parts:
 
     def batches(self, jobs: Jobs) -> CommitsBatches:
         """The commit of batches, by the kind of the transform and of the sink."""
+        from oncely.commit.run import OpenLedger
         from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
         from oncely.runtimes.spark.batch_commit import BatchCommit
         from oncely.runtimes.spark.jobs import SparkJobs
@@ -328,6 +327,8 @@ class Parts:
 
     def context(self, sink: AnySink) -> CommitContext[AnySink]:
         """What a run commits with, into this sink."""
+        from oncely.commit.run import CommitContext
+
         budget, order = self.settings.sink.max_rejects, _ORDERS.get(self.settings.delivery)
         return CommitContext(
             sink, self.source, self.expiring_decoder, Budget(budget.share, budget.count),
@@ -344,6 +345,8 @@ class Parts:
     @property
     def _interval(self) -> Interval | None:
         """The interval of the position timer, if there is one."""
+        from oncely.commit.run import Interval
+
         given = self.settings.commit_interval
         if self.settings.delivery != "none":
             return None

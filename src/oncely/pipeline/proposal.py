@@ -14,7 +14,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from oncely.decode.base import InvalidRecord
@@ -23,12 +22,11 @@ from oncely.decode.reference import Whole, json_text, parse_object, parse_value
 from oncely.decode.schema import ddl_name, type_name
 from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
+from oncely.kinds.kind import Kind, Proposed, kind_of, kinds
 from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.reject_summary import printable
 from oncely.stores.sql.connection import LONGEST_NAME
 
-_SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
-"""The names of PostgreSQL's system columns."""
 _NAMED = 8  # columns that a remark names
 _VARIES = "JSON"
 """The type of a column whose values have no other type in common."""
@@ -47,7 +45,6 @@ _LOGICAL = {
     "io.debezium.time.MicroTimestamp": "make_timestamptz({})",
 }
 """The time of a number, by the name of its schema."""
-_DATABASES = ("sqlite", "postgresql", "postgres")
 
 
 class Member(NamedTuple):
@@ -147,6 +144,23 @@ class Proposal:
     behind: dict[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> Kind:
+        """The kind of the sink."""
+        return kind_of(self.raw["sink"]["kind"])
+
+    @property
+    def proposed(self) -> Proposed:
+        """What its kind proposes."""
+        found = self.kind.proposed
+        assert found is not None  # noqa: S101 - for mypy: only such kinds are proposed
+        return found
+
+    @property
+    def is_table(self) -> bool:
+        """True if rows may be upserted, into columns."""
+        return "mode" in self.kind.settings.model_fields
+
     def remark(self, key: str, *lines: str) -> None:
         """Add lines above a key."""
         self.above.setdefault(key, []).extend(lines)
@@ -238,14 +252,11 @@ def _json(made: Proposal, records: Records, objects: int, values: int) -> None:
         made.raw["decode"] = {"format": "raw"}
         return
     sink = made.raw["sink"]
-    if sink["kind"] in ("sql", "delta") and not set(SOURCE_COLUMNS.names).isdisjoint(
-        name.lower() for name in found
-    ):
+    if made.is_table and not set(SOURCE_COLUMNS.names).isdisjoint(name.lower() for name in found):
         sink["keep_source"] = False
         made.behind["sink.keep_source"] = "the values have columns of these names"
-    if sink["kind"] in ("files", "delta"):
-        _partitioning(made, found)
-    if _is_files(made):
+    _partitioning(made, found)
+    if made.kind.settings.infers:
         made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
 
 
@@ -303,10 +314,8 @@ def _with_names(made: Proposal, found: Iterable[tuple[str, str]]) -> Iterable[tu
     """Without names that no table can have, and those that differ from an earlier one in capitals
     alone: no database has both."""
     taken = set[str]()
-    table = made.raw["sink"]["kind"] == "sql"
     for name, kind in found:
-        impossible = "\0" in name or len(name.encode()) > LONGEST_NAME or name in _SYSTEM
-        if name.lower() not in taken and not (table and impossible):
+        if name.lower() not in taken and made.proposed.fits(name):
             taken.add(name.lower())
             yield name, kind
 
@@ -335,14 +344,10 @@ def _logical(made: Proposal, records: Records) -> None:
 
 
 def _partitioning(made: Proposal, found: dict[str, str]) -> None:
-    if made.raw["sink"]["kind"] == "delta":  # partitions are values of columns
-        days = [name for name, kind in found.items() if kind == "DATE"]
-        made.raw["sink"] |= {"partition_by": days[:1]} if days else {}
-        return
-    times = [name for name, kind in found.items() if kind in ("TIMESTAMP", "TIMESTAMP_NTZ", "DATE")]
-    if times:
-        made.raw["sink"]["partition_by"] = [f"date({times[0]})"]
-        made.behind["sink.partition_by"] = "event time, UTC"
+    if columns := made.proposed.partition_by(found):
+        made.raw["sink"]["partition_by"] = columns
+        if not made.is_table:
+            made.behind["sink.partition_by"] = "event time, UTC"
 
 
 # -- the key -----------------------------------------------------------------------------------
@@ -414,13 +419,13 @@ def _is_key(name: str, member: Member, records: Records) -> bool:
 def _mode(made: Proposal, records: Records) -> None:
     sink, names = made.raw["sink"], made.keys
     repeated = len(records.present_keys) - len({*records.present_keys})
-    if sink["kind"] == "kafka":
+    if "key" in made.kind.settings.model_fields:
         if len(names) == 1:
             sink["key"] = names[0]
         elif made.raw["decode"]["format"] == "raw":
             sink["key"] = "key"
         return
-    if sink["kind"] not in ("sql", "delta") or not names:
+    if not made.is_table or not names:
         return
     replaces = [f"{records.tombstones:,} records without a value"] if records.tombstones else []
     replaces += ["a compacted topic"] if records.compacted else []
@@ -438,10 +443,6 @@ def _mode(made: Proposal, records: Records) -> None:
         )
 
 
-def _is_files(made: Proposal) -> bool:
-    return bool(made.raw["sink"]["kind"] == "files")
-
-
 def sink_of(to: str | None, topic: str) -> dict[str, Any]:
     """The sink that ``--to`` names; by default a file of SQLite.
 
@@ -449,13 +450,16 @@ def sink_of(to: str | None, topic: str) -> dict[str, Any]:
         ConfigError: it names none.
     """
     to = f"sqlite:///{table_of(topic)}.db" if to is None else to
-    scheme, separator, _ = to.partition("://")
-    if separator and scheme in _DATABASES:
-        return {"kind": "sql", "url": to, "table": table_of(topic), "mode": "append"}
-    if to.startswith("topic:"):
-        return {"kind": "kafka", "topic": to.removeprefix("topic:")}
-    where = to.removeprefix("delta:")
-    if "://" not in where and "/" not in where and not where.startswith("."):
+    named = [
+        (len(prefix), kind.name, kind.proposed)
+        for kind in kinds()
+        if kind.proposed is not None
+        for prefix in kind.proposed.prefixes
+        if to.startswith(prefix)
+    ]
+    _, name, proposed = max(named, default=(0, "", None))
+    found = None if proposed is None else proposed.sink(to, topic, table_of(topic))
+    if found is None:
         raise ConfigError(
             "--to",
             f"found {to!r}; allowed: sqlite:///FILE, postgresql://…, topic:NAME, a folder,"
@@ -463,11 +467,7 @@ def sink_of(to: str | None, topic: str) -> dict[str, Any]:
             way_out="write ./folder for files, delta:./folder for a Delta table, topic:name for a"
             " topic",
         )
-    url = where if "://" in where else Path(where).resolve().as_uri()
-    if where != to:
-        return {"kind": "delta", "url": url, "mode": "append"}
-    manifest = f"{topic}.manifest"
-    return {"kind": "files", "url": url, "format": "parquet", "manifest_topic": manifest}
+    return {"kind": name, **found}
 
 
 def table_of(topic: str) -> str:

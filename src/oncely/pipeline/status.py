@@ -11,14 +11,14 @@ from oncely.config import FilterSettings
 from oncely.core.progress import STALL_SECONDS, WARN_SECONDS, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Unavailable, WrongInput
-from oncely.kafka.group import Member
 from oncely.kafka.source import KafkaSource, PartitionLag, measure_lag, open_transactions
 from oncely.kinds.destination import LedgerState
-from oncely.stores.sql.tables import Activity
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
+    from oncely.kafka.group import Member
     from oncely.pipeline.parts import Parts
+    from oncely.stores.sql.tables import Activity
 
 NOBODY = "no worker is there, and no run that stands by"
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 
-from oncely.audit.report import (
-    CompleteUntil,
-    Finding,
-    Hour,
-    PartitionResult,
-    Report,
-    Undecided,
-)
+from oncely.audit.report import CompleteUntil, Finding, Hour, PartitionResult, Report, Undecided
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 
 AT = datetime(2026, 11, 22, 18, 30, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ FORMS = {"avro": AvroFiles, "parquet": ParquetFiles}
 
 
 def _file(form: str) -> bytes:
-    return bytes(FORMS[form](ROWS.schema).prepare(ROWS, ROWS.num_rows).file(0, ROWS.num_rows))
+    return bytes(FORMS[form](ROWS.schema).prepare(ROWS)(0, ROWS.num_rows))
 
 
 @pytest.mark.parametrize("form", FORMS)

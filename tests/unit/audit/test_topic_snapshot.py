@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from oncely.audit.layout import disorder
-from oncely.audit.stored.topic_ledger import (
-    LedgerMessage,
-    PositionEntry,
-    StoredTotals,
-    TopicLedger,
-)
+from oncely.audit.stored.topic_ledger import LedgerMessage, PositionEntry, StoredTotals, TopicLedger
 from oncely.audit.topic_snapshot import entries
 from oncely.core.ranges import TopicPartition
 

@@ -12,13 +12,7 @@ import pytest
 from oncely.core.ranges import TopicPartition
 from oncely.errors import NewerFormat, OlderFormat, Stopped
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
-from oncely.stores.topic.records import (
-    LedgerKeys,
-    OffsetMetadata,
-    View,
-    read_stamp,
-    stamp,
-)
+from oncely.stores.topic.records import LedgerKeys, OffsetMetadata, View, read_stamp, stamp
 
 T0 = TopicPartition("t", 0)
 PIPELINE = {

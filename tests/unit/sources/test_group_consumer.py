@@ -15,12 +15,7 @@ from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, 
 from oncely.kafka import group as group_consumer
 from oncely.kafka import group as groups
 from oncely.kafka.client import KafkaAdmin
-from oncely.kafka.group import (
-    GroupConsumer,
-    Membership,
-    Protocols,
-    worker_id,
-)
+from oncely.kafka.group import GroupConsumer, Membership, Protocols, worker_id
 from oncely.kafka.inbox import Polled
 from tests.extras import IN_THE_BASE, PIPELINE
 

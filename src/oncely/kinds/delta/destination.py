@@ -15,19 +15,13 @@ from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
-from oncely.errors import ConfigError
 from oncely.kinds.base import Discard, Form
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
-from oncely.kinds.tables import (
-    TableDestination,
-    audit_notes,
-    keeps_source,
-    with_source,
-)
+from oncely.kinds.tables import TableDestination, keeps_source
 from oncely.stores.delta import DeltaConnect, connect
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
@@ -38,8 +32,6 @@ class DeltaDestination(TableDestination):
     """A Delta table and its ledger.
 
     Attributes:
-        settings: the pipeline's.
-        given: its ``[sink]``.
         files_connect: opens the root; tests inject faults here.
         connect: opens the table; tests inject faults here.
     """
@@ -51,12 +43,12 @@ class DeltaDestination(TableDestination):
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
-        found = with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        found = super().row_schema(schema)
         refuse_other_capitals(found, "a Delta table")
         return found
 
     @cached_property
-    def _columns_there(self) -> frozenset[str]:
+    def columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
         table = self.bare_sink.tables.load()
         fields = () if table is None else table.schema().fields
@@ -128,16 +120,8 @@ class DeltaDestination(TableDestination):
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[DeltaRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        self.check_replay()
-        sink = self.sink(schema)
-        if not sink.form.keep_source:
-            raise ConfigError(
-                "sink.keep_source",
-                "is false: nothing tells which rows a record has produced",
-                way_out="the rows of a table without offsets can't be repaired; for a new table set"
-                " sink.keep_source = true",
-            )
-        return nullcontext(DeltaRewrites(sink))
+        self.check_rewrite(tells=keeps_source(schema))
+        return nullcontext(DeltaRewrites(self.sink(schema)))
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect root, columns and table."""
@@ -161,7 +145,4 @@ class DeltaDestination(TableDestination):
         """The limits of an audit of the table."""
         kinds = {one.name: kind_of(one.type) for one in form.schema}
         why = "an audit does not compare lists, structs and maps"
-        return audit_notes(
-            self.given.url, self.given, kinds, why,
-            kept=form.keep_source, rows=not self.settings.by_spark,
-        )  # fmt: skip
+        return self.audit_notes(self.given.url, kinds, why, kept=form.keep_source)

@@ -20,9 +20,14 @@ from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_d
 from oncely.kinds.conform import conform
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
-from oncely.kinds.rows import refuse_missing_keys, rejections_of, with_source, with_tombstones
 from oncely.kinds.staged_files import FilesTask
-from oncely.kinds.tables import SOURCE_COLUMNS
+from oncely.kinds.tables import (
+    SOURCE_COLUMNS,
+    refuse_missing_keys,
+    rejections_of,
+    rows_with_source,
+    with_tombstones,
+)
 
 TOPIC, PARTITION, OFFSET, CLEARED = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "cleared")
@@ -154,7 +159,7 @@ def prepare(form: DeltaFormat, chunk: Chunk) -> Formed[pa.Table]:
     of an upsert with the columns of :data:`ORDER`. A tombstone has its key only."""
     if not chunk.rows.num_rows and not (form.keys and len(chunk.delete_record)):
         return Formed(form.staged_schema.empty_table(), chunk.row_record, chunk.rejections)
-    rows = with_source(chunk) if form.keep_source else chunk.rows
+    rows = rows_with_source(chunk) if form.keep_source else chunk.rows
     rows, record, deleted, bad = with_tombstones(chunk, rows, form.keys)
     rows = conform(rows, form.schema)
     refuse_missing_keys(rows, deleted, form.keys, form.version, bad)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncely.extras import require
 from oncely.kinds.delta.settings import DeltaSinkSettings
-from oncely.kinds.kind import Kind, Parts, Texts, again, one_folder
+from oncely.kinds.kind import Kind, Parts, Proposed, Texts, again, folder_url, one_folder
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -15,15 +16,29 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.delta.destination import DeltaDestination
+    from oncely.stores.delta import connect
+    from oncely.stores.objects.store import connect as connect_files
 
     sink: Any = parts.settings.sink
-    return DeltaDestination(parts.settings, sink, parts.files_connect, parts.delta_connect)
+    return DeltaDestination(
+        parts.settings, sink, parts.files_connect or connect_files, parts.delta_connect or connect
+    )
 
 
 def _trial() -> Trial:
     from oncely.kinds.delta.trial import TRIAL
 
     return TRIAL
+
+
+def _proposed(to: str, *_: str) -> dict[str, Any] | None:
+    url = folder_url(to.removeprefix("delta:"))
+    return None if url is None else {"url": url, "mode": "append"}
+
+
+def _first_day(found: Mapping[str, str]) -> list[str]:
+    """Partitions are values of columns."""
+    return [name for name, kind in found.items() if kind == "DATE"][:1]
 
 
 KIND = Kind(
@@ -50,4 +65,5 @@ KIND = Kind(
     commits="ranges",
     replays_beside_store=True,
     trial=_trial,
+    proposed=Proposed(("delta:",), _proposed, partition_by=_first_day),
 )

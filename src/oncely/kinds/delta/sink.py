@@ -23,7 +23,7 @@ from oncely.kinds.delta.form import CLEARED, DeltaFormat, DeltaTask, newest
 from oncely.kinds.delta.ledger import FOLDER, DeltaLedger, State
 from oncely.kinds.file_format import WrittenFile, read_receipt
 from oncely.kinds.partitions import check_types, is_cut, parse_partition_by
-from oncely.kinds.staged_files import clock
+from oncely.kinds.staged_files import clock, refuse_old
 from oncely.stores.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect
 from oncely.stores.objects.s3 import require_conditional_writes
 from oncely.stores.objects.store import NoSuchFile, Store
@@ -194,12 +194,7 @@ class DeltaSink:
             StagedRowsGone: files are so old that a VACUUM may have removed them.
         """
         self._require(state.table)
-        age = clock() - self._began
-        if age > self.max_staging_age:
-            raise StagedRowsGone(
-                f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
-                f" {self.max_staging_age:g} s: they may have been vacuumed; the batch is repeated"
-            )
+        refuse_old(self._began, self.max_staging_age)
         self.ledger.commit(state, document, metadata, **load)
 
     # -- parts -----------------------------------------------------------------------------

@@ -59,7 +59,7 @@ from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.records import ManifestFile, is_mixed
 from oncely.kinds.files.sink import FilesSink, ManifestLoad
 from oncely.kinds.topic_dead_letters import DeadLetters, Reading, dead_letters, replaying
-from oncely.kinds.topic_replay import Passed, TopicReplay
+from oncely.kinds.topic_publishing import Passed, TopicReplay
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View, encode

@@ -281,7 +281,7 @@ class _Compaction:
                 f"{files[0].path} and those after it: {rows.num_rows} rows, not {counted}"
             )
         form = (AvroFiles if table.format == "avro" else ParquetFiles)(schema)
-        data = form.prepare(rows, counted).file(0, counted)
+        data = form.prepare(rows)(0, counted)
         newest = max(files, key=in_order)
         path = _path(files, newest, form.extension)
         table.store.write(path, data)

@@ -19,7 +19,7 @@ from oncely.kinds.files.sink import FilesSink, Topics
 from oncely.kinds.partitions import parse_partition_by
 from oncely.kinds.staged_files import sampled
 from oncely.kinds.topic_destination import TopicDestination
-from oncely.kinds.topic_replay import TopicReplay
+from oncely.kinds.topic_publishing import TopicReplay
 from oncely.stores.objects.store import Connect as FilesConnect
 from oncely.stores.objects.store import connect as connect_files
 

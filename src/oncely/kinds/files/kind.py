@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.extras import require
 from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts, one_folder
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Proposed, Texts, folder_url, one_folder
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -16,11 +17,17 @@ if TYPE_CHECKING:
 
 
 def _destination(parts: Parts) -> Destination:
+    from oncely.kafka.client import make
     from oncely.kinds.files.destination import FilesDestination
+    from oncely.stores.objects.store import connect
 
     sink: Any = parts.settings.sink
     return FilesDestination(
-        parts.settings, sink, parts.source, parts.kafka_connect, parts.files_connect
+        parts.settings,
+        sink,
+        parts.source,
+        parts.kafka_connect or make,
+        parts.files_connect or connect,
     )
 
 
@@ -34,6 +41,17 @@ def _trial() -> Trial:
     from oncely.kinds.files.trial import TRIAL
 
     return TRIAL
+
+
+def _proposed(to: str, topic: str, _: str) -> dict[str, Any] | None:
+    if (url := folder_url(to)) is None:
+        return None
+    return {"url": url, "format": "parquet", "manifest_topic": f"{topic}.manifest"}
+
+
+def _first_time(found: Mapping[str, str]) -> list[str]:
+    times = [name for name, kind in found.items() if kind.upper().startswith(("TIMESTAMP", "DATE"))]
+    return [f"date({name})" for name in times[:1]]
 
 
 KIND = Kind(
@@ -63,4 +81,5 @@ KIND = Kind(
     silent_after=(Unavailable,),
     listed=_listed,
     trial=_trial,
+    proposed=Proposed(("",), _proposed, partition_by=_first_time),
 )

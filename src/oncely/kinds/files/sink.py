@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.core.batch import Batch, Staged, StagedRowsGone
+from oncely.core.batch import Batch, Staged
 from oncely.core.claim import Claim, Fence, Opened, Takeover
 from oncely.decode.avro_names import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
@@ -41,8 +41,8 @@ from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
 from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, schema_key
 from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
 from oncely.kinds.partitions import check_types
-from oncely.kinds.staged_files import FilesTask, clock
-from oncely.kinds.topic_publishing import InTime, Publisher
+from oncely.kinds.staged_files import FilesTask, clock, refuse_old
+from oncely.kinds.topic_publishing import InTime, Load, Publisher
 from oncely.per_process import PerProcess
 from oncely.stores.objects.store import Store
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
@@ -366,7 +366,7 @@ class Topics:
 
 
 @dataclass(frozen=True)
-class ManifestLoad:
+class ManifestLoad(Load):
     """The manifest messages of a publication.
 
     Attributes:
@@ -418,12 +418,7 @@ class ManifestLoad:
         Raises:
             StagedRowsGone: the files are too old; the batch is repeated.
         """
-        age = clock() - self.began
-        if age > self.max_age:
-            raise StagedRowsGone(
-                f"files of this batch may be {age:.0f} s old, and sink.max_staging_age is"
-                f" {self.max_age:g} s: they may have been vacuumed; the batch is repeated"
-            )
+        refuse_old(self.began, self.max_age)
 
     def messages(
         self, receipts: Sequence[Receipt], every: Sequence[SourceRange]

@@ -22,6 +22,7 @@ from oncely.artifacts import cache_directory
 from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
+from oncely.kafka.client import make
 from oncely.kinds.conform import Rounding, conform
 from oncely.kinds.data_file import decoded
 from oncely.kinds.file_format import Format, Scope
@@ -150,7 +151,7 @@ def destination_of(parts: Parts) -> FilesDestination:
             f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
             way_out='name the file of a pipeline with sink.kind = "files"',
         )
-    return FilesDestination(settings, settings.sink, parts.source, parts.kafka_connect)
+    return FilesDestination(settings, settings.sink, parts.source, parts.kafka_connect or make)
 
 
 # -- listing -------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ class Listing:
         }
 
 
-def listing(table: Table, where: Mapping[str, str | None] | None = None) -> Listing:
+def listing(table: Table, where: Where | None = None) -> Listing:
     """The files with these partition values.
 
     Raises:
@@ -200,9 +201,7 @@ def listing(table: Table, where: Mapping[str, str | None] | None = None) -> List
     return Listing(tuple(table.chosen(contents, where or {})), len(contents.files))
 
 
-def addresses(
-    table: Table, where: Mapping[str, str | None] | None = None
-) -> Iterator[dict[str, Any]]:
+def addresses(table: Table, where: Where | None = None) -> Iterator[dict[str, Any]]:
     """The files with these partition values as other programs open them, as JSON-able values.
 
     Raises:
@@ -320,10 +319,26 @@ def _fetched(store: Store, file: Named) -> bytes:
 # -- rows ----------------------------------------------------------------------------------
 
 
+def selected(
+    table: Table,
+    where: Where | None,
+    columns: Sequence[str] | None,
+    rounding: Allowed,
+) -> tuple[list[ManifestFile], pa.Schema]:
+    """The files with these partition values, and the columns of a query over them.
+
+    Without files they are those of the whole table: a filter without matches is no error.
+    """
+    contents = table.look()
+    files = list(table.chosen(contents, where or {}))
+    scopes = {file.scope for file in files} or contents.schemas.keys()
+    return files, wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
+
+
 def rows(
     table: Table,
     *,
-    where: Mapping[str, str | None] | None = None,
+    where: Where | None = None,
     columns: Sequence[str] | None = None,
     rounding: Allowed = "refuse",
 ) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -332,10 +347,7 @@ def rows(
     Args and errors are those of :func:`oncely.files.read`; errors of files are raised during the
     iteration.
     """
-    contents = table.look()
-    files = list(table.chosen(contents, where or {}))
-    scopes = {file.scope for file in files} or contents.schemas.keys()
-    schema = wanted_schema(contents.schemas, scopes, columns, rounding=rounding == "allow")
+    files, schema = selected(table, where, columns, rounding)
     return schema, (read_as(table.store, Named.of(file), schema, rounding) for file in files)
 
 

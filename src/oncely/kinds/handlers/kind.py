@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.handlers.destination import HandlersDestination
+    from oncely.stores.sql.connection import connect
 
     sink: Any = parts.settings.sink
     return HandlersDestination(
-        parts.settings.name, sink, parts.handlers, parts.connect, parts.threads
+        parts.settings.name, sink, parts.handlers, parts.connect or connect, parts.threads
     )
 
 

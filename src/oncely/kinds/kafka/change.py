@@ -40,18 +40,11 @@ from oncely.kinds.base import LETTERS_STAY, Judged, row_refused
 from oncely.kinds.kafka.form import digested, encode
 from oncely.kinds.kafka.format import SOURCE_HEADER
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import (
-    DeadLetters,
-    Reading,
-    replaying,
-)
-from oncely.kinds.topic_replay import Passed, TopicReplay
+from oncely.kinds.topic_dead_letters import DeadLetters, Reading, replaying
+from oncely.kinds.topic_publishing import Passed, TopicReplay
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import compare_and_set
-from oncely.stores.topic.records import (
-    RewriteRecord,
-    View,
-)
+from oncely.stores.topic.records import RewriteRecord, View
 from oncely.stores.topic.records import encode as ledger_value
 from oncely.stores.topic.takeover import same_outputs
 

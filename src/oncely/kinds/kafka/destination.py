@@ -21,7 +21,7 @@ from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
-from oncely.kinds.topic_replay import TopicReplay
+from oncely.kinds.topic_publishing import TopicReplay
 
 _NO_LATE_DELETES = (
     "a tombstone written late could delete newer records, for readers that keep the last record"

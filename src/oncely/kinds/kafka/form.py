@@ -28,8 +28,8 @@ from oncely.kafka.transaction import Message
 from oncely.kinds.base import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, header_lists
-from oncely.kinds.rows import keys_like_rows, rejections_of
-from oncely.kinds.topic_publishing import InTime
+from oncely.kinds.tables import keys_like_rows, rejections_of
+from oncely.kinds.topic_publishing import InTime, Load
 
 _NONE = pa.nulls(0, pa.large_binary())
 _MOST = 64  # upper bound of all varints of a record without headers
@@ -308,18 +308,12 @@ def _merged(
 
 
 @dataclass(frozen=True)
-class PackedMessages:
+class PackedMessages(Load):
     """Messages that tasks have encoded, and that are read while they are sent."""
 
     def topics(self, batch: Batch) -> list[str]:
         """The topics of the packets."""
         return sorted({one.name for one in batch.staged if one.name})
-
-    def ready(self) -> None:
-        """Nothing to check: the messages do not depend on other state."""
-
-    def fresh(self) -> None:
-        """Nothing to check: messages do not expire."""
 
     def send(self, writer: Sender, batch: Batch, in_time: InTime) -> None:
         """Send packet by packet."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.settings import KafkaSinkSettings
-from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Texts
+from oncely.kinds.kind import BOTH_DELETED, Kind, Parts, Proposed, Texts
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def _destination(parts: Parts) -> Destination:
+    from oncely.kafka.client import make
     from oncely.kinds.kafka.destination import KafkaDestination
 
     sink: Any = parts.settings.sink
-    return KafkaDestination(parts.settings, sink, parts.source, parts.kafka_connect)
+    return KafkaDestination(parts.settings, sink, parts.source, parts.kafka_connect or make)
 
 
 def _ledger_key(sink: KafkaSinkSettings) -> str:
@@ -59,4 +60,5 @@ KIND = Kind(
     silent_after=(Unavailable,),
     group_is_ledger=True,
     trial=_trial,
+    proposed=Proposed(("topic:",), lambda to, *_: {"topic": to.removeprefix("topic:")}),
 )

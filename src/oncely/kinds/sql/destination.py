@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
-from oncely.errors import ConfigError, TableMismatch
+from oncely.errors import TableMismatch
 from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import (
     Check,
@@ -27,7 +27,6 @@ from oncely.kinds.destination import (
     SinkFacts,
     SinkPlan,
 )
-from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink, target_of
@@ -43,15 +42,12 @@ from oncely.kinds.sql_ledger import (
     room,
     session,
 )
-from oncely.kinds.tables import (
-    SOURCE_COLUMNS,
-    TableDestination,
-    audit_notes,
-    keeps_source,
-    with_source,
-)
+from oncely.kinds.tables import SOURCE_COLUMNS, TableDestination, keeps_source
 from oncely.stores.sql.connection import Connect, Connection, plain
 from oncely.stores.sql.dialects import dialect_for
+
+if TYPE_CHECKING:
+    from oncely.kinds.sql.change import SqlReplay, SqlRewrites
 
 
 def check_table(sink: SqlSink) -> None:
@@ -105,8 +101,6 @@ class SqlDestination(TableDestination):
     """A SQL table and the ledger beside it.
 
     Attributes:
-        settings: the pipeline's.
-        given: its ``[sink]``.
         connect: opens sessions; tests inject faults here.
     """
 
@@ -116,13 +110,13 @@ class SqlDestination(TableDestination):
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
-        found = with_source(schema, self.given.keep_source, lambda: self._columns_there)
+        found = super().row_schema(schema)
         if self.bare_sink.dialect.name == "sqlite":
             refuse_other_capitals(found, "SQLite")
         return found
 
     @cached_property
-    def _columns_there(self) -> frozenset[str]:
+    def columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
         sink = self.bare_sink
         with session(sink.ledger) as connection:
@@ -178,23 +172,20 @@ class SqlDestination(TableDestination):
 
     def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
+        from oncely.kinds.sql.change import SqlReplay
+
         return nullcontext(SqlReplay(self.sink(schema).bind()))
 
     def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
         """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        self.check_replay()
+        from oncely.kinds.sql.change import SqlRewrites
+
+        self.check_rewrite(tells=keeps_source(schema) or self.given.mode == "upsert")
         sink = self.sink(schema)
-        if self.given.mode == "append" and not sink.keep_source:
-            raise ConfigError(
-                "sink.keep_source",
-                "is false: nothing tells which rows a record has produced",
-                way_out="the rows of a table without offsets can't be repaired; for a new table set"
-                " sink.keep_source = true",
-            )
         try:
             return nullcontext(SqlRewrites(sink.bind()))
         except TableMismatch as error:
-            if not self._columns_there:
+            if not self.columns_there:
                 raise
             return nullcontext(SqlRewrites(sink, error))
 
@@ -252,11 +243,8 @@ class SqlDestination(TableDestination):
         kinds = {one.name: kind_of(one.type) for one in schema}
         if target is not None:
             kinds = dict(zip(target.columns, target.kinds, strict=True))
-        return audit_notes(
-            str(sink.wanted.table), self.given, kinds,
-            "the database may return others than it was sent; all records are decoded for them",
-            kept=sink.keep_source, rows=not self.settings.by_spark,
-        )  # fmt: skip
+        why = "the database may return others than it was sent; all records are decoded for them"
+        return self.audit_notes(str(sink.wanted.table), kinds, why, kept=sink.keep_source)
 
     def _connections(self, left: Room | None, inspection: Inspection) -> Connections:
         if self.settings.runtime == "processes":

@@ -14,8 +14,13 @@ import pyarrow as pa
 from oncely.core.batch import Chunk, Formed
 from oncely.core.digest import STORED, Kind, Recipe
 from oncely.kinds.base import DELETED, Form
-from oncely.kinds.rows import refuse_missing_keys, rejections_of, with_source, with_tombstones
 from oncely.kinds.sql.table import Target
+from oncely.kinds.tables import (
+    refuse_missing_keys,
+    rejections_of,
+    rows_with_source,
+    with_tombstones,
+)
 from oncely.stores.sql.cast import as_text, cast_rows
 from oncely.stores.sql.connection import Connection
 from oncely.stores.sql.postgres_digest import stored_texts
@@ -32,7 +37,7 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Formed[pa
     """
     if target is None or not (chunk.rows.num_rows or len(chunk.delete_record)):
         return Formed(pa.table({}), np.array([], dtype=np.int64), chunk.rejections)
-    rows = with_source(chunk) if keep_source else chunk.rows
+    rows = rows_with_source(chunk) if keep_source else chunk.rows
     rows, row_record, deleted, bad_keys = with_tombstones(chunk, rows, target.keys)
     cast, bad = cast_rows(rows, target.fits)
     bad |= bad_keys

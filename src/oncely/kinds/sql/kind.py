@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
-from oncely.kinds.kind import RESTORED, Kind, Parts, Texts, again
+from oncely.kinds.kind import RESTORED, Kind, Parts, Proposed, Texts, again
 from oncely.kinds.sql.settings import SqlSinkSettings
+from oncely.stores.sql.connection import LONGEST_NAME
 
 if TYPE_CHECKING:
     from oncely.kinds.destination import Destination
@@ -16,9 +17,10 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.sql.destination import SqlDestination
+    from oncely.stores.sql.connection import connect
 
     sink: Any = parts.settings.sink
-    return SqlDestination(parts.settings, sink, parts.connect)
+    return SqlDestination(parts.settings, sink, parts.connect or connect)
 
 
 def _require(sink: SqlSinkSettings) -> None:
@@ -40,6 +42,14 @@ def _trial() -> Trial:
     from oncely.kinds.sql.trial import TRIAL
 
     return TRIAL
+
+
+_SYSTEM = frozenset(("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"))
+"""The names of PostgreSQL's system columns."""
+
+
+def _fits(name: str) -> bool:
+    return "\0" not in name and len(name.encode()) <= LONGEST_NAME and name not in _SYSTEM
 
 
 KIND = Kind(
@@ -67,4 +77,9 @@ KIND = Kind(
     has_json=True,
     replays_beside_store=True,
     trial=_trial,
+    proposed=Proposed(
+        ("sqlite://", "postgresql://", "postgres://"),
+        lambda to, _, table: {"url": to, "table": table, "mode": "append"},
+        _fits,
+    ),
 )

@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from oncely.core.ranges import TopicPartition
-from oncely.errors import (
-    ConfigError,
-    OncelyError,
-    Stopped,
-    TableMismatch,
-    Unavailable,
-    WrongInput,
-)
+from oncely.errors import ConfigError, OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.per_process import PerProcess
 from oncely.stores.offsets.base import SQL_TABLE, OffsetStore, Stored, checked
 from oncely.stores.sql.connection import (

@@ -41,12 +41,7 @@ from oncely.stores.sql.connection import (
     TableName,
     TableTypes,
 )
-from oncely.stores.sql.postgres_digest import (
-    COMPUTES,
-    NotComputable,
-    digest_kind,
-    row_digest,
-)
+from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, digest_kind, row_digest
 from oncely.stores.sql.postgres_lent import LentTransaction, lent
 from oncely.stores.sql.postgres_session import (
     LOCK_SECONDS,
