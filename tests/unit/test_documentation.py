@@ -84,6 +84,17 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not list(broken_links(page))
 
 
+def test_the_file_map_has_every_module() -> None:
+    source, kinds = TOP / "src/oncely", "kinds/*"
+    rows = re.findall(r"(?m)^\| `([\w/*]+)` \| (.*) \|$", text_of(TOP / "docs/ARCHITECTURE.md"))
+    named = {folder: set(re.findall(r"`(\w+)`", text)) for folder, text in rows}
+    for module in source.rglob("*.py"):
+        folder = str(module.parent.relative_to(source.parent)).removeprefix("oncely/")
+        own = {"oncely": "src/oncely"}.get(folder, folder)
+        known = named.get(own, set()) | (named[kinds] if own.startswith("kinds/") else set())
+        assert module.stem in known | {"__init__", "__main__"}, f"{own}/{module.name}"
+
+
 def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "a.md"
     page.write_text("# Some words: `x`\n[a](b.md) [b](#some-words-x) [c](#other) [d](https://h/)")
