@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from oncely.stores.sql.cast import cast_values
 from oncely.stores.sql.connection import ColumnFit
 
 if TYPE_CHECKING:
-    from oncely.config import PipelineSettings
+    from oncely.kinds.kind import Parts
 
 SOURCE_COLUMNS = pa.schema(
     [("kafka_topic", pa.string()), ("kafka_partition", pa.int32()), ("kafka_offset", pa.int64())]
@@ -43,13 +43,15 @@ class TableSettings(Protocol):
 class TableDestination(ABC):
     """Base of the destinations with columns and a mode.
 
-    Attributes:
-        settings: the pipeline's.
-        given: its ``[sink]``.
+    Args:
+        parts: the pipeline.
     """
 
-    settings: PipelineSettings
     given: TableSettings
+
+    def __init__(self, parts: Parts) -> None:
+        self.settings = parts.settings
+        self.given = cast("Any", parts.settings.sink)
 
     @property
     @abstractmethod

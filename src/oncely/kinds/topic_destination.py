@@ -8,17 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.ranges import TopicPartition, from_tree
 from oncely.errors import ConfigError, OncelyError, TableMismatch
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin, make
-from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import Sink
 from oncely.kinds.destination import (
     Check,
@@ -29,9 +27,10 @@ from oncely.kinds.destination import (
     TopicPlan,
     refusal,
 )
+from oncely.kinds.kind import Parts
 from oncely.kinds.topic_dead_letters import DeadLetters, replaying
 from oncely.stores.topic import ledger as ledgers
-from oncely.stores.topic.cluster import Cluster, Connect, PipelineTopics
+from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View
 from oncely.stores.topic.takeover import (
     lost_partitions,
@@ -291,26 +290,23 @@ class TopicSink(Sink, Protocol):
 S = TypeVar("S", bound=TopicSink)
 
 
-@dataclass(frozen=True)
 class TopicDestination(Generic[S]):
-    """Base of the destinations with a ledger topic.
+    """Base of the destinations with a ledger topic, on the cluster of the source.
 
-    Attributes:
-        settings: the settings of the pipeline.
-        given: its ``[sink]``.
-        source: the source of the records; the topics are on the same cluster.
-        connect: creates Kafka's clients; tests inject faults here.
+    Args:
+        parts: the pipeline.
     """
 
-    settings: PipelineSettings
     given: TopicSettings
-    source: KafkaSource
-    connect: Connect = make
-
     output_key: ClassVar[str]
     """The key of the output topics."""
     target_key: ClassVar[str]
     """The key of the destination."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.settings, self.source = parts.settings, parts.source
+        self.given = cast("Any", parts.settings.sink)
+        self._connect = parts.kafka_connect or make
 
     @abstractmethod
     def sink(self, schema: pa.Schema) -> S:
@@ -359,7 +355,7 @@ class TopicDestination(Generic[S]):
             kafka=self.source.kafka,
             producer=given.kafka,
             transaction_timeout=given.transaction_timeout,
-            connect=self.connect,
+            connect=self._connect,
         )
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:

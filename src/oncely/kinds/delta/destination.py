@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
@@ -21,25 +20,21 @@ from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.kind import Parts
 from oncely.kinds.tables import TableDestination, keeps_source
-from oncely.stores.delta import DeltaConnect, connect
-from oncely.stores.objects.store import Connect as FilesConnect
+from oncely.stores.delta import connect
 from oncely.stores.objects.store import connect as connect_files
 
 
-@dataclass(frozen=True)
 class DeltaDestination(TableDestination):
-    """A Delta table and its ledger.
+    """A Delta table and its ledger."""
 
-    Attributes:
-        files_connect: opens the root; tests inject faults here.
-        connect: opens the table; tests inject faults here.
-    """
-
-    settings: PipelineSettings
     given: DeltaSinkSettings
-    files_connect: FilesConnect = connect_files
-    connect: DeltaConnect = connect
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._store = replace(self.given.store, connect=parts.files_connect or connect_files)
+        self._connect = parts.delta_connect or connect
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
@@ -61,9 +56,8 @@ class DeltaDestination(TableDestination):
             storable(schema), given.partition_by, given.keys, given.version,
             given.target_file_size, keeps_source(schema),
         )  # fmt: skip
-        store = replace(given.store, connect=self.files_connect)
         age = given.max_staging_age
-        return DeltaSink(self.settings.name, store, form, given.create, age, self.connect)
+        return DeltaSink(self.settings.name, self._store, form, given.create, age, self._connect)
 
     def form(self, schema: pa.Schema) -> Form:
         """Rows with the types of the table."""

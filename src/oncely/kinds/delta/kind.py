@@ -16,13 +16,8 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.delta.destination import DeltaDestination
-    from oncely.stores.delta import connect
-    from oncely.stores.objects.store import connect as connect_files
 
-    sink: Any = parts.settings.sink
-    return DeltaDestination(
-        parts.settings, sink, parts.files_connect or connect_files, parts.delta_connect or connect
-    )
+    return DeltaDestination(parts)
 
 
 def _trial() -> Trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -16,12 +16,12 @@ from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
 from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, Topics
+from oncely.kinds.kind import Parts
 from oncely.kinds.partitions import parse_partition_by
 from oncely.kinds.staged_files import sampled
 from oncely.kinds.topic_destination import TopicDestination
 from oncely.kinds.topic_publishing import TopicReplay
-from oncely.stores.objects.store import Connect as FilesConnect
-from oncely.stores.objects.store import connect as connect_files
+from oncely.stores.objects.store import connect
 
 _NESTED = (
     "sink.partition_by: a point in a name is taken as part of it; members of objects can't be"
@@ -29,19 +29,17 @@ _NESTED = (
 )
 
 
-@dataclass(frozen=True)
 class FilesDestination(TopicDestination[FilesSink]):
-    """A root for files, and topics on the source's cluster.
-
-    Attributes:
-        files_connect: opens the root; tests inject faults here.
-    """
+    """A root for files, and topics on the source's cluster."""
 
     given: FilesSinkSettings
-    files_connect: FilesConnect = connect_files
 
     output_key = "sink.manifest_topic"
     target_key = "sink.url"
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._store = replace(self.given.store, connect=parts.files_connect or connect)
 
     @property
     def outputs(self) -> list[str]:
@@ -69,7 +67,7 @@ class FilesDestination(TopicDestination[FilesSink]):
         )
         return FilesSink(
             self.pipeline_topics,
-            replace(given.store, connect=self.files_connect),
+            self._store,
             form,
             Topics(given.manifest_topic, given.schemas),
             given.rejects,

@@ -17,18 +17,9 @@ if TYPE_CHECKING:
 
 
 def _destination(parts: Parts) -> Destination:
-    from oncely.kafka.client import make
     from oncely.kinds.files.destination import FilesDestination
-    from oncely.stores.objects.store import connect
 
-    sink: Any = parts.settings.sink
-    return FilesDestination(
-        parts.settings,
-        sink,
-        parts.source,
-        parts.kafka_connect or make,
-        parts.files_connect or connect,
-    )
+    return FilesDestination(parts)
 
 
 def _listed(parts: Parts) -> Contents:

@@ -22,7 +22,6 @@ from oncely.artifacts import cache_directory
 from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
-from oncely.kafka.client import make
 from oncely.kinds.conform import Rounding, conform
 from oncely.kinds.data_file import decoded
 from oncely.kinds.file_format import Format, Scope
@@ -151,7 +150,7 @@ def destination_of(parts: Parts) -> FilesDestination:
             f"pipeline {settings.name!r} writes to {settings.sink.kind!r}, not to files",
             way_out='name the file of a pipeline with sink.kind = "files"',
         )
-    return FilesDestination(settings, settings.sink, parts.source, parts.kafka_connect or make)
+    return FilesDestination(parts)
 
 
 # -- listing -------------------------------------------------------------------------------

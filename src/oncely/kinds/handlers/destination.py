@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import pyarrow as pa
 
@@ -15,7 +15,8 @@ from oncely.errors import ConfigError
 from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.settings import HandlersSinkSettings
-from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
+from oncely.kinds.handlers.sink import HandlersSink, OnError
+from oncely.kinds.kind import Parts
 from oncely.kinds.sql_ledger import (
     Needs,
     dead_letters,
@@ -25,28 +26,20 @@ from oncely.kinds.sql_ledger import (
     missing_privileges,
     session,
 )
-from oncely.stores.sql.connection import Connect, plain
+from oncely.stores.sql.connection import connect, plain
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.ledger import SqlLedger
 
 
-@dataclass(frozen=True)
 class HandlersDestination:
     """Handlers of the topics.
 
-    Attributes:
-        pipeline: the ledger's key.
-        given: the ``[sink]``.
-        handlers: by topic; None if the pipeline was not started with them.
-        connect: opens sessions; tests inject faults here.
-        threads: the number of threads of each topic's partitions, if there are several.
+    Args:
+        parts: the pipeline; without handlers if it was not started with them.
     """
 
-    pipeline: str
-    given: HandlersSinkSettings
-    handlers: Mapping[str, Handler] | None
-    connect: Connect
-    threads: Mapping[str, int] = field(default_factory=dict)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows."""
@@ -54,7 +47,7 @@ class HandlersDestination:
 
     def sink(self, schema: pa.Schema) -> HandlersSink:  # noqa: ARG002
         """The sink of the handlers."""
-        if self.handlers is None:
+        if self._parts.handlers is None:
             raise ConfigError(
                 "sink.kind",
                 "handlers are functions of a module, which this command does not know",
@@ -65,13 +58,15 @@ class HandlersDestination:
     @cached_property
     def bare_sink(self) -> HandlersSink:
         """The sink, also without handlers: for the ledger alone."""
-        given = self.given
+        parts = self._parts
+        given = cast("HandlersSinkSettings", parts.settings.sink)
         dialect = dialect_for(given.url.get_secret_value(), given.connect_timeout)
-        ledger = SqlLedger(self.pipeline, dialect, given.table, given.create, self.connect)
+        name, opens = parts.settings.name, parts.connect or connect
+        ledger = SqlLedger(name, dialect, given.table, given.create, opens)
         on_error = OnError(given.retries, given.on_error == "reject")
         names = (*TRACE, *given.context)
         return HandlersSink(
-            ledger, self.handlers or {}, on_error, given.time_limit, names, self.threads
+            ledger, parts.handlers or {}, on_error, given.time_limit, names, parts.threads
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.handlers.destination import HandlersDestination
-    from oncely.stores.sql.connection import connect
 
-    sink: Any = parts.settings.sink
-    return HandlersDestination(
-        parts.settings.name, sink, parts.handlers, parts.connect or connect, parts.threads
-    )
+    return HandlersDestination(parts)
 
 
 def _unchecked(parts: Parts, beside: bool) -> str:

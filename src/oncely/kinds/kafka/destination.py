@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Literal
 
@@ -29,7 +29,6 @@ _NO_LATE_DELETES = (
 )
 
 
-@dataclass(frozen=True)
 class KafkaDestination(TopicDestination[KafkaSink]):
     """Topics for records and rejects, and the ledger topic beside them."""
 

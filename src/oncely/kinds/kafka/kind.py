@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.settings import KafkaSinkSettings
@@ -14,11 +14,9 @@ if TYPE_CHECKING:
 
 
 def _destination(parts: Parts) -> Destination:
-    from oncely.kafka.client import make
     from oncely.kinds.kafka.destination import KafkaDestination
 
-    sink: Any = parts.settings.sink
-    return KafkaDestination(parts.settings, sink, parts.source, parts.kafka_connect or make)
+    return KafkaDestination(parts)
 
 
 def _ledger_key(sink: KafkaSinkSettings) -> str:

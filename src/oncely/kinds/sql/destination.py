@@ -6,13 +6,11 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings
 from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
@@ -27,6 +25,7 @@ from oncely.kinds.destination import (
     SinkFacts,
     SinkPlan,
 )
+from oncely.kinds.kind import Parts
 from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink, target_of
@@ -43,7 +42,7 @@ from oncely.kinds.sql_ledger import (
     session,
 )
 from oncely.kinds.tables import SOURCE_COLUMNS, TableDestination, keeps_source
-from oncely.stores.sql.connection import Connect, Connection, plain
+from oncely.stores.sql.connection import Connection, connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
@@ -96,17 +95,14 @@ def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
 
-@dataclass(frozen=True)
 class SqlDestination(TableDestination):
-    """A SQL table and the ledger beside it.
+    """A SQL table and the ledger beside it."""
 
-    Attributes:
-        connect: opens sessions; tests inject faults here.
-    """
-
-    settings: PipelineSettings
     given: SqlSinkSettings
-    connect: Connect
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._connect = parts.connect or connect
 
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
@@ -136,7 +132,7 @@ class SqlDestination(TableDestination):
             ),
             keep_source=keeps_source(schema),
             create=given.create,
-            connect=self.connect,
+            connect=self._connect,
         )
 
     @property

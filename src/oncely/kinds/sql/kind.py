@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.extras import require
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 def _destination(parts: Parts) -> Destination:
     from oncely.kinds.sql.destination import SqlDestination
-    from oncely.stores.sql.connection import connect
 
-    sink: Any = parts.settings.sink
-    return SqlDestination(parts.settings, sink, parts.connect or connect)
+    return SqlDestination(parts)
 
 
 def _require(sink: SqlSinkSettings) -> None:
