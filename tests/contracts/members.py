@@ -99,11 +99,8 @@ class _Run(WorkerRun):
         """There is no topic."""
         topic_ids()
 
-    def look(self) -> None:
-        """Nobody has taken all partitions over."""
-
     def look_for_a_whole_run(self) -> None:
-        """The same for a member whose partitions were taken over."""
+        """Nobody has taken all partitions over."""
 
     def watch(self, fence: Fence | None) -> list[Outcome]:
         return []
