@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from oncely.errors import ConfigError
+from oncely.errors import ConfigError, WrongInput
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "spark": ("pyspark", "pandas"),
@@ -85,11 +85,21 @@ def plugin(group: str, name: str) -> Any:
 
 @cache
 def plugins(group: str) -> tuple[Any, ...]:
-    """The objects of all entry points of a group, by their ``rank`` and ``name``."""
+    """The objects of all entry points of a group, by their ``rank`` and ``name``.
+
+    Raises:
+        WrongInput: there is none: the package was copied here, not installed.
+    """
     from importlib.metadata import entry_points
 
-    found = (plugin(group, name) for name in entry_points(group=group).names)
-    return tuple(sorted(found, key=lambda one: (one.rank, one.name)))
+    names = entry_points(group=group).names
+    if not names:
+        raise WrongInput(
+            f"no installed package has an entry point of {group}, not even Oncely itself: its"
+            " metadata (oncely-*.dist-info) is missing, or of an older version",
+            way_out="install Oncely by pip; a folder, or an archive, needs the metadata beside it",
+        )
+    return tuple(sorted((plugin(group, name) for name in names), key=lambda k: (k.rank, k.name)))
 
 
 class Deferred:

@@ -187,6 +187,7 @@ def test_columns_that_earlier_files_do_not_resolve_to(
     fine(before)
     now = settings("id STRING", kind="files")
     refused(now, "decode.schema", "id: it is BIGINT, found STRING")
+    assert Pipeline(parse(now)).plan(use_spark=False, sample=1).sample is not None
 
 
 def test_a_manifest_topic_that_is_unfit(broker: Broker, settings: Callable[..., Settings]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import distribution
+from importlib.metadata import EntryPoints, distribution
 
 import pytest
 
 from oncely.config.tables import tables
+from oncely.errors import WrongInput
+from oncely.extras import KINDS, plugins
 from oncely.kinds.kind import kind_of, kinds
 
 NAMED = tables()["sink"].sections
@@ -19,6 +21,12 @@ def test_the_entry_points_are_what_a_file_may_name() -> None:
     assert {one.name for one in found} == set(NAMED)
     assert len(NAMED) == len(found)
     assert {one.name: one.settings for one in kinds()} == NAMED
+
+
+def test_a_package_without_its_metadata_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints())
+    with pytest.raises(WrongInput, match=r"oncely-\*\.dist-info"):
+        plugins.__wrapped__(KINDS)
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

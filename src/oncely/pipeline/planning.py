@@ -152,12 +152,14 @@ class _Planner:
         self.inspection.notes += unprotected(self.settings)
         source = None if self._source_is_silent else self._source()
         schema = self._schema()
+        # Before the sink is asked: its own problem may name decode.schema, too.
+        decodes = not self._refused("decode", "transform")
         slots = self.inspection.slots
         sink = SinkPlan()
         if not self.unanswered:
             sink = self.pipeline.destination.plan(schema, self.inspection)
         self.inspection.notes += unchecked(self.pipeline, asked=slots is not None)
-        tried = self._tried() if self.sample and source is not None else None
+        tried = self._tried() if self.sample and decodes and source is not None else None
         return Plan(
             name=self.settings.name,
             guarantee=guarantee_of(self.settings),
@@ -299,7 +301,7 @@ class _Planner:
         pipeline, schema = self.pipeline, None
         with self.inspection.about("decode"):
             pipeline.decoder  # noqa: B018 - made here for the first time
-        if any(one.key.startswith("decode") for one in self.inspection.problems):
+        if self._refused("decode"):
             return None
         with self.inspection.about("transform"):
             pipeline.spark_transform  # noqa: B018 - imported here for the first time
@@ -313,13 +315,14 @@ class _Planner:
         of_spark = self._ask_spark() if self.use_spark else None
         return schema if of_spark is None else of_spark
 
+    def _refused(self, *keys: str) -> bool:
+        """True if there is a problem of one of these keys, or below it."""
+        return any(one.key.startswith(keys) for one in self.inspection.problems)
+
     def _tried(self) -> Trial | None:
-        """The outcome of a sample; None if decoder or transform can't be made."""
+        """The outcome of a sample; None if it can't be decoded."""
         from oncely.pipeline.trial import trial
 
-        keys = ("decode", "transform")
-        if any(one.key.startswith(keys) for one in self.inspection.problems):
-            return None
         with self.inspection.about("decode"):
             return trial(self.pipeline, self.sample)
         return None
