@@ -63,7 +63,7 @@ def inside() -> list[type]:
 def members(kind: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties that a class itself defines: an inherited one is of a class
     that is not for users."""
-    for name, value in vars(kind).items():
+    for name, value in [*vars(kind).items()]:  # a model adds to them when it is asked
         given = getattr(value, "func", value)  # of a cached property
         known = isinstance(given, property | classmethod | staticmethod) or inspect.isroutine(given)
         made = name == "__init__" and (dataclasses.is_dataclass(kind) or issubclass(kind, tuple))

@@ -184,24 +184,25 @@ def test_a_compacted_topic_of_dead_letters_is_refused(world: TopicWorld, broker:
 
 
 @pytest.mark.parametrize(
-    ("sink", "word", "way_out"),
+    ("sink", "key", "word", "way_out"),
     [
-        ({"value": "nope"}, "sink.value: the rows have no column 'nope'", "id, grp, pad"),
-        ({"value": "id"}, "sink.value: column 'id' is int64", "cast it"),
-        ({"key": "nope"}, "sink.key: the rows have no column 'nope'", "id, grp, pad"),
+        ({"value": "nope"}, "sink.value", "the rows have no column 'nope'", "id, grp, pad"),
+        ({"value": "id"}, "sink.value", "column 'id' is int64", "cast it"),
+        ({"key": "nope"}, "sink.key", "the rows have no column 'nope'", "id, grp, pad"),
         (
             {"topic": None, "topic_column": "id", "rejects_topic": "r"},
+            "sink.topic_column",
             "column 'id' is int64",
             "cast it",
         ),
     ],
 )
 def test_columns_that_have_no_form(
-    world: TopicWorld, sink: dict[str, Any], word: str, way_out: str
+    world: TopicWorld, sink: dict[str, Any], key: str, word: str, way_out: str
 ) -> None:
     found = planned(world, sink=sink)
-    assert word in found["sink"]
-    assert way_out in found["sink"]
+    assert word in found[key]
+    assert way_out in found[key]
 
 
 def test_a_missing_column_stops_a_run_before_it_begins(world: TopicWorld) -> None:

@@ -180,7 +180,7 @@ def evidence_of(
             " both, so nothing can be compared",
             way_out="an audit needs the sink's own ledger",
         )
-    return READERS[settings.sink.kind].evidence(settings, expected, download)
+    return reader_of(settings).evidence(settings, expected, download)
 
 
 def window_of(settings: PipelineSettings) -> Window:
@@ -197,7 +197,7 @@ def window_of(settings: PipelineSettings) -> Window:
             f"the positions are in {settings.offsets.store}, not beside the rows",
             way_out="compare topic and destination with --left and --right",
         )
-    return READERS[settings.sink.kind].window(settings)
+    return reader_of(settings).window(settings)
 
 
 def _no_rows(*_: object) -> NoReturn:
@@ -269,3 +269,16 @@ READERS: Mapping[str, Reader] = {
     "handlers": Reader(_no_rows, window_of_database, rows=_no_rows),
 }
 """By the kind of the destination."""
+
+
+def reader_of(settings: PipelineSettings) -> Reader:
+    """The reader of the pipeline's destination.
+
+    Raises:
+        ConfigError: it is of a kind that another package has added.
+    """
+    kind = settings.sink.kind
+    if kind in READERS:
+        return READERS[kind]
+    way_out = f"what {', '.join(READERS)} have written can be audited"
+    raise ConfigError("sink.kind", f"no audit can read {kind}", way_out=way_out)

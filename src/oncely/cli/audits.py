@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from oncely.audit.by_identity import Views, audit_by_id
 from oncely.audit.datasets import audit_pair, frame_of, spark_conf
 from oncely.audit.evidence import Log
-from oncely.audit.of_pipeline import READERS, audit, log_of, window_of, with_records
+from oncely.audit.of_pipeline import audit, log_of, reader_of, window_of, with_records
 from oncely.audit.page import page
 from oncely.audit.report import Report
 from oncely.audit.spec import Pair, is_pair, parse_pair
@@ -297,7 +297,7 @@ def views_of(pipeline: Pipeline, spark: SparkSession, log: Log) -> Views:
 
 def spark_conf_of(settings: PipelineSettings) -> dict[str, str]:
     """The settings of a session that reads the destination."""
-    found = READERS[settings.sink.kind].dataset(settings.sink)
+    found = reader_of(settings).dataset(settings.sink)
     return {} if found is None else spark_conf(found)
 
 
@@ -305,7 +305,7 @@ def _rows(pipeline: Pipeline, spark: SparkSession, folder: TemporaryDirectory[st
     from oncely import files
 
     settings = pipeline.settings
-    reader = READERS[settings.sink.kind]
+    reader = reader_of(settings)
     if (found := reader.dataset(settings.sink)) is not None:
         return frame_of(spark, found)
     if reader.rows is None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
 
 from oncely.core.batch import Reject, Rejection
 from oncely.errors import TableMismatch
@@ -23,7 +24,6 @@ from oncely.kinds.destination import Check, LedgerState, Room, refusal
 from oncely.stores.sql.connection import Connection, TableName, brief_session, plain, transaction
 from oncely.stores.sql.dead_letters import FIRST
 from oncely.stores.sql.ledger import SqlLedger
-from oncely.stores.sql.sqlite import Sqlite
 from oncely.stores.sql.tables import (
     AMENDMENTS,
     PIPELINES,
@@ -34,6 +34,10 @@ from oncely.stores.sql.tables import (
     activity,
 )
 from oncely.stores.sql.takeover import check_known_table, check_same_table, require_ledger
+
+if TYPE_CHECKING:
+    from oncely.stores.sql.connection import Dialect
+    from oncely.stores.sql.sqlite import Sqlite
 
 
 def look(ledger: SqlLedger) -> LedgerState:
@@ -139,7 +143,7 @@ def ledger_checks(ledger: SqlLedger, connection: Connection | None) -> Iterator[
         connection: None if the database is a file that does not exist yet.
     """
     if connection is None:
-        if isinstance(ledger.dialect, Sqlite):
+        if _is_file(ledger.dialect):
             yield "sink.url", ledger.dialect.require_creatable
         return
     if not ledger.create:
@@ -181,16 +185,22 @@ class Needs:
     columns: Sequence[str] = ()
 
 
+def _is_file(dialect: Dialect) -> TypeGuard[Sqlite]:
+    from oncely.stores.sql.sqlite import Sqlite  # not in tasks, which import this module
+
+    return isinstance(dialect, Sqlite)
+
+
 def missing_privileges(ledger: SqlLedger, connection: Connection, needs: Needs) -> list[str]:
     """One sentence for each missing privilege."""
-    if isinstance(ledger.dialect, Sqlite):
+    if _is_file(ledger.dialect):
         return list(_sqlite(Path(ledger.dialect.path)))
     return list(_postgres(ledger, connection, needs))
 
 
 def room(ledger: SqlLedger, connection: Connection) -> Room | None:
     """The connections that the database has left; None if it does not count them."""
-    if isinstance(ledger.dialect, Sqlite):
+    if _is_file(ledger.dialect):
         return None
     ((limit, used),) = connection.query(
         "SELECT least("
@@ -240,7 +250,7 @@ def further_privileges(
     ledger: SqlLedger, connection: Connection, columns: Sequence[str]
 ) -> Iterator[str]:
     """One sentence for each command for which a user who may run the pipeline lacks privileges."""
-    if isinstance(ledger.dialect, Sqlite):
+    if _is_file(ledger.dialect):
         return
     ((user,),) = connection.query("SELECT quote_ident(current_user)")
     for verb, wanted in _FURTHER.items():

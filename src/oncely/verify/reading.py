@@ -20,7 +20,7 @@ from oncely.audit.stored.log import Topics
 from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, grouped, normalize
-from oncely.errors import TableMismatch
+from oncely.errors import ConfigError, TableMismatch
 from oncely.stores.objects.store import NoSuchFile, Store
 from oncely.stores.sql.dialects import dialect_for
 
@@ -242,7 +242,11 @@ def read_ledger(settings: PipelineSettings) -> Ledger:
         store = settings.offsets.store
         reason = f'positions are in the store "{store}", which keeps no history'
         return Ledger(settings.name, unknown=[reason])
-    found = _READERS[settings.sink.kind](settings)
+    kind = settings.sink.kind
+    if kind not in _READERS:
+        way_out = f"the ledgers of {', '.join(_READERS)} can be verified"
+        raise ConfigError("sink.kind", f"nothing can read the ledger of {kind}", way_out=way_out)
+    found = _READERS[kind](settings)
     if found is None:
         return Ledger(settings.name, unknown=["nothing is stored: the pipeline has never run"])
     return found
