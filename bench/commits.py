@@ -25,7 +25,7 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import Wanted
+from oncely.kinds.sql.table import TableSpec
 from oncely.stores.sql.connection import TableName
 from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.servers.postgres import Postgres
@@ -53,7 +53,7 @@ def main() -> None:
 def measure(url: str, number: int, history: int, commits: int, *, whole: bool) -> dict[str, Any]:
     """Milliseconds of the second start, of a read of the ledger, and of a commit."""
     partitions = [TopicPartition("t", one) for one in range(number)]
-    sink = SqlSink("p", dialect_for(url), Wanted(TableName(None, "rows"), SCHEMA))
+    sink = SqlSink("p", dialect_for(url), TableSpec(TableName(None, "rows"), SCHEMA))
     start = dict.fromkeys(partitions, history)
     takeover = Takeover(SOURCE, lambda: start, start)
     first = _timed(lambda: sink.open(takeover))

@@ -37,7 +37,7 @@ from oncely.commit.delivery import Delivery
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
 from oncely.pipeline import Pipeline
-from oncely.runtimes.batches.commit import Answer, Reading, commit_chunks
+from oncely.runtimes.batches.commit import RangeReader, TaskResult, commit_chunks
 from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
 from oncely.runtimes.jobs.base import Task, all_of
 from oncely.runtimes.row_transform import Unchanged
@@ -226,13 +226,13 @@ def jdbc_options(url: str) -> dict[str, str]:
     }
 
 
-def _counting(pipeline: Pipeline, ranges: Ranges) -> Task[Ranges, Answer]:
+def _counting(pipeline: Pipeline, ranges: Ranges) -> Task[Ranges, TaskResult]:
     """The task of a batch that is counted; its decoder needs the value alone."""
     starts = {tp: range_.start for tp, range_ in ranges.items()}
     counting = CountingSink(uuid.uuid4().hex, starts)
     delivery = Delivery(cast("CommitsChunks", counting), counting)
     needs = pipeline.decoder.needs | {"value"}
-    reading = Reading(pipeline.source, pipeline.decoder, Unchanged(), needs)
+    reading = RangeReader(pipeline.source, pipeline.decoder, Unchanged(), needs)
     return partial(commit_chunks, delivery, Fence("limit", 1), Budget(), reading)
 
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 from oncely.commit.run import OpenLedger
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.source import KafkaSource, Look
 from oncely.runtimes.batches import commit
-from oncely.runtimes.batches.commit import PartitionCommit, Reading
+from oncely.runtimes.batches.commit import PartitionCommit, RangeReader
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.goal import Goal
+from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.takeover import SameLog, Takeovers
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared
@@ -30,35 +30,35 @@ _patch = mock.patch.object
 
 def _planned_end_claimed() -> AbstractContextManager[object]:
     """A chunk claims the planned end, not the offset after the last record that was read."""
-    chunks = Reading.chunks
+    chunks = RangeReader.chunks
 
-    def claims(self: Reading, ranges: Any, *, again: bool) -> Iterator[Chunk]:
+    def claims(self: RangeReader, ranges: Any, *, again: bool) -> Iterator[Chunk]:
         for chunk in chunks(self, ranges, again=again):
             ends = {tp: replace(one, end=ranges[tp].end) for tp, one in chunk.ranges.items()}
             yield replace(chunk, ranges=ends)
 
-    return _patch(Reading, "chunks", claims)
+    return _patch(RangeReader, "chunks", claims)
 
 
 def _deleted_records_skipped() -> AbstractContextManager[object]:
     """A reader begins at the log's start where records of a range were deleted."""
 
     def skips(self: KafkaSource, ranges: Any, needs: frozenset[str]) -> Iterator[pa.Table]:
-        yield from Reader("", {}).tables(ranges, needs, lost="skip")
+        yield from RecordReader("", {}).tables(ranges, needs, lost="skip")
 
     return _patch(KafkaSource, "read", skips)
 
 
 def _any_end_proves() -> AbstractContextManager[object]:
     """An end of a partition ends its range, wherever it lies."""
-    take = Reader._take
+    take = RecordReader._take
 
-    def ends(self: Reader, at: dict[TopicPartition, int]) -> Any:
+    def ends(self: RecordReader, at: dict[TopicPartition, int]) -> Any:
         polled = take(self, at)
         at |= dict.fromkeys(polled.ends, 1 << 60)
         return polled
 
-    return _patch(Reader, "_take", ends)
+    return _patch(RecordReader, "_take", ends)
 
 
 def _truncated_input() -> AbstractContextManager[object]:
@@ -176,7 +176,7 @@ def _ended_with_the_goal_ahead() -> AbstractContextManager[object]:
 
 def _cut_goal_waited_for() -> AbstractContextManager[object]:
     """A run until the latest records does not notice that its goal was cut away."""
-    return _patch(Goal, "look", lambda _: None)
+    return _patch(EndOffsets, "look", lambda _: None)
 
 
 BATCH_MISTAKES: Mapping[str, Mistake] = {

@@ -25,7 +25,7 @@ from oncely.runtimes import pipelined_commit
 from oncely.runtimes.batches import commit, plan, run
 from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers
@@ -39,7 +39,7 @@ _ACTIONS = 140
 _CALM = 400  # rounds
 _DRIVERS = 2  # at the same time
 _OFFSETS_A_TASK = 6
-_BOUNDS = Bounds(records=3, bytes=1 << 20, seconds=1e9)
+_BOUNDS = ChunkBounds(records=3, bytes=1 << 20, seconds=1e9)
 
 
 class Numbers:

@@ -18,7 +18,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer
-from oncely.runtimes.worker.assignment import Assignment, Stage
+from oncely.runtimes.worker.assignment import Assignment, PartitionState
 from oncely.runtimes.worker.member import Member
 from simulate import store
 from simulate.store import MemoryLedger, Store
@@ -97,7 +97,7 @@ def _buffer_kept() -> AbstractContextManager[object]:
     def nothing(self: Assignment, partitions: Any, **_: bool) -> int:
         for tp in partitions:
             if tp in self._all:
-                self._all[tp].stage, self._all[tp].fence = Stage.TAKING, None
+                self._all[tp].stage, self._all[tp].fence = PartitionState.TAKING, None
         return 0
 
     return _both(_patch(Assignment, "taken", keeps), _patch(Assignment, "lost", nothing))

@@ -25,7 +25,7 @@ from oncely.kafka.group import GroupConsumer, Membership, Protocols
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.takeover import Takeovers
-from oncely.runtimes.worker.assignment import Limits, Work
+from oncely.runtimes.worker.assignment import BufferLimits, PendingCommit
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
 from simulate.broker import NAME, Coordinator, ScriptedAdmin, ScriptedConsumer, Topic
@@ -35,7 +35,7 @@ from simulate.store import MemoryLedger, MemorySink, Store, key_of
 _ACTIONS = 160
 _CALM = 400  # rounds
 _PROCESSES = 3
-_LIMITS = Limits(records=6, bytes=1 << 20, buffered_records=8, buffered_bytes=6_000)
+_LIMITS = BufferLimits(records=6, bytes=1 << 20, buffered_records=8, buffered_bytes=6_000)
 _PIECE = 12  # records that one poll may add to a full buffer
 
 
@@ -86,7 +86,7 @@ class SteppedByKey(ByKey):
 class SimulatedRun(WorkerRun):
     """Real takeovers and commits; records are numbers, which need no decoding."""
 
-    def chunk(self, work: Work) -> Chunk:
+    def chunk(self, work: PendingCommit) -> Chunk:
         """The offsets of the work."""
         partitions = tuple(sorted(work.pieces))
         offsets = [

@@ -19,7 +19,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.kafka.client import make
 from oncely.kinds.file_format import FileFormat
-from oncely.kinds.files.sink import FilesSink, Topics
+from oncely.kinds.files.sink import FilesSink, FilesTopics
 from oncely.kinds.files.table import Table
 from oncely.kinds.partitions import parse_partition_by
 from oncely.stores.objects.store import Connect, Store, connect
@@ -66,7 +66,7 @@ class FilesPlace:
             place,
             Store(self.root.as_uri(), connect=files),
             FileFormat("avro", parse_partition_by(("name",)), schema),
-            Topics(f"{self.name}.manifest", f"{self.name}.schema"),
+            FilesTopics(f"{self.name}.manifest", f"{self.name}.schema"),
             f"{self.name}.rejects",
             **more,
         )

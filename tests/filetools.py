@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from oncely.kinds.data_file import AvroFiles
 from oncely.kinds.file_format import Receipt, WrittenFile
 from oncely.stores.objects.s3 import S3Options
-from oncely.stores.objects.store import Bytes, Store, Stored
+from oncely.stores.objects.store import Bytes, Store, StoredFile
 
 
 def avro_of(rows: pa.Table) -> bytes:
@@ -53,10 +53,10 @@ class Shelf:
     def open(self, path: str) -> pa.NativeFile:
         return pa.BufferReader(self.read(path))
 
-    def files(self) -> Iterator[Stored]:
+    def files(self) -> Iterator[StoredFile]:
         self._call("files")
         now = datetime.now(UTC)
-        return iter([Stored(path, len(data), now) for path, data in self.stored.items()])
+        return iter([StoredFile(path, len(data), now) for path, data in self.stored.items()])
 
     def modified(self, path: str) -> datetime:
         self._call("modified")

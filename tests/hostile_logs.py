@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.kafka.reader import Piece, Reader
+from oncely.kafka.reader import Piece, RecordReader
 from oncely.kafka.records import KafkaRecord, each
 from oncely.kafka.source import KafkaSource
 from oncely.testing.processes import await_that
@@ -116,7 +116,7 @@ def some(choose: random.Random, of: Ranges) -> dict[TopicPartition, OffsetRange]
     return found
 
 
-def read(reader: Reader, ranges: Ranges, **options: Any) -> Records:
+def read(reader: RecordReader, ranges: Ranges, **options: Any) -> Records:
     """The records by partition; checks what each piece says of its range."""
     found: Records = {tp: [] for tp in ranges}
     last: dict[TopicPartition, Piece] = {}

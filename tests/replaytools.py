@@ -18,11 +18,11 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.replay import replay
 from oncely.core.batch import Reject
 from oncely.kafka.topics import offsets
-from oncely.kinds.base import Discard, Judge, Judged
+from oncely.kinds.base import Discard, Judge, Reprocessed
 from oncely.kinds.destination import LedgerState
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import DeadLetters, replaying
+from oncely.kinds.topic_dead_letters import DeadLetterTopic, replaying
 from oncely.stores.topic.cluster import Cluster
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk
@@ -41,12 +41,12 @@ def judging(passes: Callable[[Reject], bool] = lambda _: True) -> Judge:
             return Rec(one.offset, ({"id": one.offset, "name": "again"},))
         return Rec(one.offset, bad="still bad")
 
-    def judge(found: Sequence[Reject]) -> Judged:
+    def judge(found: Sequence[Reject]) -> Reprocessed:
         parts = {
             tp: (0, [again(one) for one in own])
             for tp, own in groupby(found, key=lambda one: one.partition)
         }
-        return Judged(chunk(parts), found)
+        return Reprocessed(chunk(parts), found)
 
     return judge
 
@@ -54,10 +54,12 @@ def judging(passes: Callable[[Reject], bool] = lambda _: True) -> Judge:
 def mixing(row: Callable[[int], dict[str, object]]) -> Judge:
     """As after a Spark transform: one row, which no record answers for."""
 
-    def judge(found: Sequence[Reject]) -> Judged:
+    def judge(found: Sequence[Reject]) -> Reprocessed:
         made = judging(lambda one: one.offset != 0)(found).chunk
         rows = pa.Table.from_pylist([row(made.rows.num_rows)], schema=SCHEMA)
-        return Judged(replace(made, rows=rows, row_record=np.array([0])), found, traceable=False)
+        return Reprocessed(
+            replace(made, rows=rows, row_record=np.array([0])), found, traceable=False
+        )
 
     return judge
 
@@ -78,7 +80,7 @@ def settle(cluster: Cluster, rejects: str) -> None:
     A commit is answered before the broker has written them, and its dead letters are visible
     behind them. A transaction that the test has left open is waited for in vain.
     """
-    letters, deadline = DeadLetters(cluster, rejects), time.monotonic() + 2
+    letters, deadline = DeadLetterTopic(cluster, rejects), time.monotonic() + 2
     while time.monotonic() < deadline:
         stable = letters.ends()
         wanted = dict.fromkeys(stable, OffsetSpec.latest())
@@ -91,7 +93,7 @@ def waiting(topics: Topics, limit: int = 1000) -> tuple[list[Reject], int]:
     place = replaying(topics.sink().pipeline_topics)
     with closing(Cluster(place)) as cluster:
         settle(cluster, topics.rejects)
-        letters = DeadLetters(cluster, topics.rejects)
+        letters = DeadLetterTopic(cluster, topics.rejects)
         found = letters.survey(limit)
         assert letters.count() == found[1]
         return found

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from oncely.core.ranges import TopicPartition
-from oncely.stores.offsets.base import OffsetStore, Stored
+from oncely.stores.offsets.base import OffsetStore, StoredPosition
 
 _HERE = Path(__file__).resolve().parent.parent
 
@@ -68,7 +68,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.buffer.readline()
     for position in range(first, first + times):
-        store.save({tp: Stored(position, 1, "cluster-1", "id-of-t")})
+        store.save({tp: StoredPosition(position, 1, "cluster-1", "id-of-t")})
         print(position, flush=True)
 
 

@@ -29,7 +29,7 @@ from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
 from oncely.kinds.base import Sink
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import Wanted
+from oncely.kinds.sql.table import TableSpec
 from oncely.stores.sql.connection import Connect, Connection, Dialect, TableName, connect
 from oncely.stores.sql.dialects import dialect_for
 from tests import plain_sql
@@ -145,7 +145,7 @@ def sink_to(
                 ("kafka_offset", pa.int64()),
             ]
         )
-    wanted = Wanted(place.table(table), schema, tuple(keys), version, may_round)
+    wanted = TableSpec(place.table(table), schema, tuple(keys), version, may_round)
     return SqlSink(pipeline, place.dialect, wanted, keep_source, create, connect=connect)
 
 

@@ -31,7 +31,7 @@ from kazoo.client import KazooClient
 from oncely import artifacts
 from oncely.core.ranges import TopicPartition
 from oncely.errors import OncelyError
-from oncely.stores.offsets.base import OffsetStore, Stored
+from oncely.stores.offsets.base import OffsetStore, StoredPosition
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.kafka import KafkaStore
 from oncely.stores.offsets.redis import RedisStore
@@ -63,8 +63,8 @@ _REDIS_FOR = {
 }
 
 
-def at(position: int, epoch: int = 1, topic_id: str = "id-of-t") -> Stored:
-    return Stored(position, epoch, "cluster-1", topic_id)
+def at(position: int, epoch: int = 1, topic_id: str = "id-of-t") -> StoredPosition:
+    return StoredPosition(position, epoch, "cluster-1", topic_id)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def _unpacked(name: str) -> Path:
 
 
 def save_and_load(
-    store: OffsetStore, positions: Mapping[TopicPartition, Stored], answer: Any
+    store: OffsetStore, positions: Mapping[TopicPartition, StoredPosition], answer: Any
 ) -> None:
     """Work for another process."""
     store.save(positions)

@@ -9,7 +9,7 @@ from pathlib import Path
 from oncely.core.claim import Takeover
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
-from oncely.kafka.group import Member
+from oncely.kafka.group import GroupMember
 from oncely.kafka.records import KafkaRecord
 from oncely.kafka.source import Watermarks
 from oncely.pipeline import Pipeline
@@ -74,8 +74,8 @@ class Topics:
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
         return dict.fromkeys(self.ends, 5)
 
-    def members(self, group: str) -> list[Member]:
-        worker = Member("oncely-work/shop/<b>", "10.0.0.7", (T0, T1))
+    def members(self, group: str) -> list[GroupMember]:
+        worker = GroupMember("oncely-work/shop/<b>", "10.0.0.7", (T0, T1))
         return [worker] if group == "oncely-shop" else []
 
     def resolve_start(self, start: str) -> dict[TopicPartition, Position]:

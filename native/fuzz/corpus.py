@@ -20,7 +20,7 @@ import pytest
 from oncely.decode.avro import AvroDecoder, avro_decoder
 from oncely.decode.avro_schema import Definition
 from oncely.decode.native import layout_of
-from oncely.decode.reference import Rules
+from oncely.decode.reference import JsonRules
 from oncely.decode.registry import Registry
 from tests.properties import test_native_decoders as known
 from tests.registrytools import running
@@ -95,7 +95,7 @@ def compare(folder: Path) -> None:
     records = datums = 0
     for choice, inputs in kept(folder / "json" / "inputs").items():
         schema = SCHEMAS[(choice >> 2) % len(SCHEMAS)]
-        rules = Rules(strict=bool(choice & 1), rounding=bool(choice & 2))
+        rules = JsonRules(strict=bool(choice & 1), rounding=bool(choice & 2))
         lines = list({line for data in inputs for line in data.split(b"\n")})
         for at in range(0, len(lines), BATCH):
             known.check_json(lines[at : at + BATCH], schema, rules)

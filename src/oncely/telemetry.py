@@ -31,7 +31,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0
 
 
 @dataclass(frozen=True)
-class Messages:
+class MessageRange:
     """Messages of one topic-partition that are processed together.
 
     Attributes:
@@ -82,7 +82,7 @@ class Consumer:
             "oncely.pipeline": pipeline,
         }
 
-    def count(self, messages: Messages) -> None:
+    def count(self, messages: MessageRange) -> None:
         """Count messages that have taken effect."""
         self._consumed.add(
             messages.count or 0,
@@ -98,7 +98,7 @@ class Consumer:
         self._duration.record(seconds, {**self._own, "messaging.destination.name": topic})
 
     def processed(
-        self, messages: Messages, seconds: float, more: Attributes, error: str = ""
+        self, messages: MessageRange, seconds: float, more: Attributes, error: str = ""
     ) -> None:
         """A span that ends now; with the class of an error, one that has failed."""
         end = time.time_ns()
@@ -110,7 +110,7 @@ class Consumer:
         span.end(end)
 
     @contextmanager
-    def processing(self, messages: Messages) -> Iterator[None]:
+    def processing(self, messages: MessageRange) -> Iterator[None]:
         """A span of the block. It contains no text of an error, which may quote a record."""
         with self._tracer.start_as_current_span(
             **self._of(messages, {}), record_exception=False, set_status_on_exception=False
@@ -121,7 +121,7 @@ class Consumer:
                 _fail(span, type(error).__qualname__)
                 raise
 
-    def _of(self, messages: Messages, more: Attributes) -> dict[str, Any]:
+    def _of(self, messages: MessageRange, more: Attributes) -> dict[str, Any]:
         from opentelemetry import trace
 
         count = {} if messages.count is None else {"messaging.batch.message_count": messages.count}
@@ -181,7 +181,7 @@ def using(consumer: Consumer | None) -> Iterator[None]:
 
 
 @contextmanager
-def processing(messages: Callable[[], Messages]) -> Iterator[None]:
+def processing(messages: Callable[[], MessageRange]) -> Iterator[None]:
     """A span of the block, if there is a consumer."""
     consumer = _consumer.get()
     if consumer is None:

@@ -21,13 +21,13 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.group import Rebalances
-from oncely.kafka.inbox import Polled
+from oncely.kafka.inbox import PollResult
 from oncely.runtimes import pipelined_commit
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker import member
-from oncely.runtimes.worker.assignment import Work
+from oncely.runtimes.worker.assignment import PendingCommit
 from oncely.runtimes.worker.run import WorkerRun
 from tests import sinktools
 from tests.jobtools import Message
@@ -88,14 +88,14 @@ class _Run(WorkerRun):
         starts = {tp: self.given.ranges[tp].start for tp in partitions}
         return Taken(self.ledger.fence, starts, {})
 
-    def chunk(self, work: Work) -> Chunk:
+    def chunk(self, work: PendingCommit) -> Chunk:
         assert work.ranges == self.given.ranges
         return self.given
 
     def topic_ids(self) -> dict[str, str]:
         return {}
 
-    def before(self, work: Work, topic_ids: Callable[[], Mapping[str, str]]) -> None:
+    def before(self, work: PendingCommit, topic_ids: Callable[[], Mapping[str, str]]) -> None:
         """There is no topic."""
         topic_ids()
 
@@ -129,13 +129,13 @@ class _Group:
     def __init__(self, what: Chunk, rebalances: Rebalances) -> None:
         self._what, self._rebalances, self._polls = what, rebalances, 0
 
-    def poll(self, _: float) -> Polled:
+    def poll(self, _: float) -> PollResult:
         self._polls += 1
         if self._polls > 1:
-            return Polled()
+            return PollResult()
         self._rebalances.assigned(frozenset(self._what.ranges))
         what = self._what
-        return Polled(
+        return PollResult(
             {
                 tp: [Message(int(at)) for at in what.offset[what.partition == number]]
                 for number, tp in enumerate(what.partitions)

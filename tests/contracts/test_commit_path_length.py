@@ -30,7 +30,7 @@ from oncely.kinds.handlers.sink import HandlersSink
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
-from oncely.runtimes.batches.commit import Reading, commit_chunks
+from oncely.runtimes.batches.commit import RangeReader, commit_chunks
 from oncely.runtimes.jobs.base import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.stores.delta import DeltaTables
@@ -141,7 +141,7 @@ class Decoder:
 
 def run_a_task(sink: Any, fence: Fence) -> None:
     source = GivenRecords([records(T0, [b"x"] * 3)])
-    reading = Reading(source, Decoder(), Unchanged(), frozenset({"value"}))
+    reading = RangeReader(source, Decoder(), Unchanged(), frozenset({"value"}))
     share = {T0: OffsetRange(0, 3)}
     list(commit_chunks(together(sink), fence, Budget(), reading, share, Attempt(0)))
 

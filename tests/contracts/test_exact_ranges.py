@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import LATEST_MS
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
@@ -31,14 +31,14 @@ from tests.hostile_logs import (
 
 
 @pytest.fixture
-def reader(broker: Broker, taken_as: str) -> Iterator[Reader]:
-    with closing(Reader(broker.bootstrap, {})) as made:
+def reader(broker: Broker, taken_as: str) -> Iterator[RecordReader]:
+    with closing(RecordReader(broker.bootstrap, {})) as made:
         yield made
 
 
 @pytest.mark.parametrize("clock", ["CreateTime", "LogAppendTime"])
 def test_any_ranges_of_hostile_logs(
-    broker: Broker, make_topic: MakeTopic, reader: Reader, clock: str
+    broker: Broker, make_topic: MakeTopic, reader: RecordReader, clock: str
 ) -> None:
     """Records of all forms in all codecs; aborted, committed and open transactions; starts inside
     of batches. In the long suite Spark reads the same."""
@@ -58,7 +58,7 @@ def test_any_ranges_of_hostile_logs(
 
 
 def test_a_range_beyond_the_last_stable_offset_waits(
-    broker: Broker, make_topic: MakeTopic, reader: Reader
+    broker: Broker, make_topic: MakeTopic, reader: RecordReader
 ) -> None:
     topic, found = make_topic(config=ANY_TIME), []
     tp = TopicPartition(topic, 0)
@@ -73,7 +73,7 @@ def test_a_range_beyond_the_last_stable_offset_waits(
     assert [offset for offset, _ in found[0][tp]] == [0, 1, 2]
 
 
-def test_deleted_records(broker: Broker, make_topic: MakeTopic, reader: Reader) -> None:
+def test_deleted_records(broker: Broker, make_topic: MakeTopic, reader: RecordReader) -> None:
     topic = make_topic(partitions=2, records=[(n % 2, None, b"%d" % n) for n in range(20)])
     t0, t1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
     ranges = {t0: OffsetRange(0, 10), t1: OffsetRange(2, 10)}
@@ -91,7 +91,7 @@ def test_deleted_records(broker: Broker, make_topic: MakeTopic, reader: Reader) 
 
 
 def test_only_the_columns_that_are_needed(
-    broker: Broker, make_topic: MakeTopic, reader: Reader
+    broker: Broker, make_topic: MakeTopic, reader: RecordReader
 ) -> None:
     topic = make_topic(records=[(0, b"k", b"v"), (0, b"k", None)])
     ranges = {TopicPartition(topic, 0): OffsetRange(0, 2)}
@@ -103,7 +103,7 @@ def test_only_the_columns_that_are_needed(
 
 
 def turns(
-    reader: Reader,
+    reader: RecordReader,
     size: int,
     parts: Sequence[TopicPartition],
     while_: Iterable[object],
@@ -135,7 +135,7 @@ def turns(
     ],
 )
 def test_random_assignments_of_one_consumer(
-    broker: Broker, make_topic: MakeTopic, reader: Reader, count: int
+    broker: Broker, make_topic: MakeTopic, reader: RecordReader, count: int
 ) -> None:
     size = 5_000
     records = [(p, None, b"%d:%d" % (p, n)) for n in range(size) for p in range(4)]
@@ -150,7 +150,7 @@ def test_random_assignments_while_the_broker_is_killed_and_started(
 ) -> None:
     """A read fails, or it is exact; the next one begins with what librdkafka has kept."""
     size, failed = 5_000, 0
-    with Broker(tmp_path) as broker, closing(Reader(broker.bootstrap, {})) as reader:
+    with Broker(tmp_path) as broker, closing(RecordReader(broker.bootstrap, {})) as reader:
         topic = broker.create_topic("t", 4)
         produce(
             broker, topic, [(p, None, b"%d:%d" % (p, n)) for n in range(size) for p in range(4)]
@@ -170,7 +170,7 @@ def test_random_assignments_while_the_broker_is_killed_and_started(
     assert failed
 
 
-def test_large_records(broker: Broker, make_topic: MakeTopic, reader: Reader) -> None:
+def test_large_records(broker: Broker, make_topic: MakeTopic, reader: RecordReader) -> None:
     large = [random.Random(n).randbytes(10_000_000) for n in range(4)]
     topic = make_topic(
         records=[(0, None, one) for one in large], config={"max.message.bytes": "20000000"}
@@ -181,7 +181,7 @@ def test_large_records(broker: Broker, make_topic: MakeTopic, reader: Reader) ->
 
 
 def test_a_timestamp_that_no_column_can_hold_is_null(
-    broker: Broker, make_topic: MakeTopic, reader: Reader
+    broker: Broker, make_topic: MakeTopic, reader: RecordReader
 ) -> None:
     """A producer has sent nanoseconds for milliseconds."""
     topic = make_topic(config=ANY_TIME)

@@ -81,12 +81,14 @@ def test_the_next_command_reads_what_is_new(own: Topics, tmp_path: Path) -> None
     assert kept.parent.stat().st_mode & 0o077 == 0
 
 
-def changed(kept: Path, change: Callable[[snapshot.Snapshot], snapshot.Snapshot]) -> None:
-    found = msgspec.msgpack.decode(kept.read_bytes()[32:], type=snapshot.Snapshot)
+def changed(
+    kept: Path, change: Callable[[snapshot.TopicsSnapshot], snapshot.TopicsSnapshot]
+) -> None:
+    found = msgspec.msgpack.decode(kept.read_bytes()[32:], type=snapshot.TopicsSnapshot)
     snapshot.save(kept.parent, change(found))
 
 
-def false_file(found: snapshot.Snapshot) -> dict[str, bytes]:
+def false_file(found: snapshot.TopicsSnapshot) -> dict[str, bytes]:
     """Contents that the topics never had: if they are shown, the snapshot was believed."""
     return {**found.files, "false": next(iter(found.files.values()))}
 
@@ -98,7 +100,7 @@ def spoil(kept: Path) -> None:
 def of_another_log(kept: Path) -> None:
     """The last message is another one now, as after an unclean leader election."""
 
-    def change(found: snapshot.Snapshot) -> snapshot.Snapshot:
+    def change(found: snapshot.TopicsSnapshot) -> snapshot.TopicsSnapshot:
         assert found.manifest.last is not None
         mark = (found.manifest.last[0], b"another digest")
         last = msgspec.structs.replace(found.manifest, last=mark)
@@ -108,7 +110,7 @@ def of_another_log(kept: Path) -> None:
 
 
 def of_a_longer_log(kept: Path) -> None:
-    def change(found: snapshot.Snapshot) -> snapshot.Snapshot:
+    def change(found: snapshot.TopicsSnapshot) -> snapshot.TopicsSnapshot:
         assert found.manifest.last is not None
         last = msgspec.structs.replace(found.manifest, last=(1_000, found.manifest.last[1]))
         return msgspec.structs.replace(found, manifest=last, files=false_file(found))

@@ -12,7 +12,7 @@ import pytest
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.kinds.files import leases
 from oncely.kinds.files import topics as owner
-from oncely.kinds.files.leases import Limits, StagingLeases
+from oncely.kinds.files.leases import LeaseLimits, StagingLeases
 from oncely.kinds.files.vacuum import SLACK, vacuum
 from oncely.kinds.partitions import FileNames
 from oncely.stores.objects.store import Store
@@ -100,7 +100,7 @@ def test_replaced_files_are_kept_for_readers(own: Lake) -> None:
 def lease(own: Lake, age: float, timeout: float, old: float) -> str:
     """What a process writes that lives by these values, some seconds ago."""
     before = {one.path for one in own.table.store.list()}
-    StagingLeases(own.table.store, Limits(age, timeout)).hold()
+    StagingLeases(own.table.store, LeaseLimits(age, timeout)).hold()
     (path,) = {one.path for one in own.table.store.list()} - before
     own.age(path, old)
     return path
@@ -149,12 +149,12 @@ def test_a_process_has_a_valid_lease_whenever_it_begins_a_batch(
 ) -> None:
     passed = [0.0]
     monkeypatch.setattr(leases, "clock", lambda: passed[0])
-    process = StagingLeases(own.table.store, Limits(100.0, 10.0))
+    process = StagingLeases(own.table.store, LeaseLimits(100.0, 10.0))
     for at, count in ((0, 1), (100, 1), (100.5, 2), (200, 2), (201, 3)):
         passed[0] = at
         process.hold()
         found = leases.valid_leases(own.table.store.list(), own.table.store.now())
-        assert list(found.values()) == [Limits(100.0, 10.0)] * count, at
+        assert list(found.values()) == [LeaseLimits(100.0, 10.0)] * count, at
 
 
 def test_another_manifest_by_the_same_name(broker: Broker, own: Lake) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.errors import Unavailable
 from oncely.kafka import librdkafka
 from oncely.kafka.producer_settings import producer_config
-from oncely.kafka.sender import Columns, Delivered, Plain, Producer
+from oncely.kafka.sender import Delivered, MessageColumns, Plain, Producer
 from oncely.kafka.transaction import InstanceFenced, Transaction
 from oncely.testing.readers import messages
 from oncely.testing.servers.kafka import Broker
@@ -47,9 +47,9 @@ def array(parts: list[bytes | None]) -> pa.LargeBinaryArray:
     return pa.array(parts, pa.large_binary())
 
 
-def numbers(count: int) -> Columns:
+def numbers(count: int) -> MessageColumns:
     values = array([b"%d" % n for n in range(count)])
-    return Columns(pa.nulls(count, pa.large_binary()), values)
+    return MessageColumns(pa.nulls(count, pa.large_binary()), values)
 
 
 def topic_of(broker: Broker, partitions: int = 1) -> str:
@@ -63,12 +63,12 @@ def pairs(broker: Broker, topic: str) -> list[tuple[bytes | None, bytes | None]]
 def test_nulls_and_empty_ones_stay_what_they_are(broker: Broker, taken_as: str) -> None:
     topic = topic_of(broker)
     expected = [(key, value) for key in PARTS for value in PARTS]
-    whole = Columns(*(array([None, *one, b"no"]) for one in zip(*expected, strict=True)))
+    whole = MessageColumns(*(array([None, *one, b"no"]) for one in zip(*expected, strict=True)))
     with begun(broker, topic, topic) as writer:
         writer.send_columns(topic, whole[1 : len(whole) - 1])
         # A view into the middle of a view, and arrays without a byte of data.
         writer.send_columns(topic, whole[2:8][1:3])
-        writer.send_columns(topic, Columns(array([b"", None]), array([b"", b""])))
+        writer.send_columns(topic, MessageColumns(array([b"", None]), array([b"", b""])))
         writer.commit()
     more = [*expected[2:4], (b"", b""), (None, b"")]
     assert pairs(broker, topic) == [*expected, *more]
@@ -83,7 +83,7 @@ def test_a_key_goes_to_the_same_partition_either_way(
     for _ in range(2):
         topic = topic_of(broker, 5)
         with begun(broker, topic, topic) as writer:
-            writer.send_columns(topic, Columns(keys, keys))
+            writer.send_columns(topic, MessageColumns(keys, keys))
             writer.commit()
         found.append({m.key(): m.partition() for m in messages(broker.bootstrap, topic)})
         monkeypatch.setenv("ONCELY_NATIVE", "off")
@@ -97,7 +97,7 @@ def test_a_full_queue_is_waited_for_and_the_order_kept(broker: Broker, taken_as:
     refused: list[int] = []
 
     class Counting(Producer):
-        def produce_batch(self, topic: str, messages: Columns) -> int:
+        def produce_batch(self, topic: str, messages: MessageColumns) -> int:
             taken = super().produce_batch(topic, messages)
             refused.append(len(messages) - taken)
             return taken
@@ -116,7 +116,7 @@ def test_a_message_that_is_refused_ends_the_transaction(broker: Broker, taken_as
     topic = topic_of(broker)
     values = array([b"a", b"x" * 2_000_000, b"b"])
     with begun(broker, topic, topic) as writer, pytest.raises(Unavailable, match="too large"):
-        writer.send_columns(topic, Columns(values, values))
+        writer.send_columns(topic, MessageColumns(values, values))
     assert pairs(broker, topic) == []
 
 

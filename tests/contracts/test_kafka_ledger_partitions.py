@@ -14,7 +14,7 @@ from oncely.audit.stored.log import Topics as Reader
 from oncely.audit.stored.topic_ledger import read_ledger
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.kafka.topics import ledger_partition
-from oncely.kinds.topic_destination import TopicLedger
+from oncely.kinds.topic_destination import LedgerTopic
 from oncely.stores.topic.cluster import Cluster
 from oncely.testing.processes import await_that
 from oncely.testing.readers import held_back
@@ -121,7 +121,7 @@ def test_a_topic_with_fewer_partitions_is_refused(
     topics: Topics, broker: Broker, partitions: int, old: str
 ) -> None:
     broker.create_topic(topics.ledger, partitions, COMPACT)
-    looking = TopicLedger(topics.sink().pipeline_topics, topics.rejects)
+    looking = LedgerTopic(topics.sink().pipeline_topics, topics.rejects)
     for attempt in (
         lambda: open_sink(topics.sink()),
         lambda: looking.check([T0], [], create=True),
@@ -165,7 +165,7 @@ def test_a_topic_that_was_restored_into_other_partitions_is_refused(
     elsewhere = (topics.ledger_partition + 1) % 16
     for one in topics.records(topics.ledger):
         put(restored, one.key(), one.value(), elsewhere)
-    looking = TopicLedger(restored.sink().pipeline_topics, topics.rejects)
+    looking = LedgerTopic(restored.sink().pipeline_topics, topics.rejects)
     attempts = (
         lambda: open_sink(restored.sink()),
         lambda: looking.check([T0], [], create=True),

@@ -10,7 +10,7 @@ from oncely.commit.path import commit
 from oncely.core.claim import Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Stopped
-from oncely.kinds.topic_destination import TopicLedger
+from oncely.kinds.topic_destination import LedgerTopic
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import (
     Topics,
@@ -55,7 +55,7 @@ def reset(topics: Topics, to: Mapping[TopicPartition, int]) -> dict[TopicPartiti
 
 def refused(topics: Topics, lost: set[TopicPartition]) -> str:
     """By a run, and before by `plan`; the way out that they name."""
-    ledger = TopicLedger(topics.sink().pipeline_topics, topics.rejects)
+    ledger = LedgerTopic(topics.sink().pipeline_topics, topics.rejects)
     for refuses in (
         lambda: ledger.check([T0, T1], [topics.output], create=True),
         lambda: open_sink(topics.sink(), START),
@@ -74,7 +74,7 @@ def test_a_reset_says_where_to_go_on(
     lose(broker, topics)
     assert "offsets reset" in refused(topics, lost)
     assert reset(topics, {T0: 1, T1: 103}) == {T0: 1, T1: 103}
-    TopicLedger(topics.sink().pipeline_topics, topics.rejects).check(
+    LedgerTopic(topics.sink().pipeline_topics, topics.rejects).check(
         [T0, T1], [topics.output], create=True
     )
     sink, fence = topics.sink(), open_sink(topics.sink(), START).fence

@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, TopicPartition
 from oncely.core.claim import Positions, Takeover
 from oncely.errors import ConfigError, Fenced, OlderFormat, Stopped, TableMismatch, Unavailable
 from oncely.kinds.kafka.format import RecordFormat
-from oncely.kinds.topic_destination import TopicLedger
+from oncely.kinds.topic_destination import LedgerTopic
 from oncely.stores.topic.compare_and_set import PositionTakeover
 from oncely.stores.topic.records import OffsetMetadata, stamp
-from oncely.stores.topic.takeover import Opener
+from oncely.stores.topic.takeover import TopicTakeover
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, empty_ledger, forget_group, make_topics, open_sink, put, ready
 from tests.sinktools import SCHEMA, SOURCE, T0, T1, Died, at_t0, commit_all, numbered
@@ -118,7 +118,7 @@ def test_a_run_whose_opening_was_cut_short_opens_again_though_a_rival_died(
         raise Unavailable("no answer")
 
     with monkeypatch.context() as cut:
-        cut.setattr(Opener, "_note_settled", unavailable)
+        cut.setattr(TopicTakeover, "_note_settled", unavailable)
         with pytest.raises(Unavailable):
             open_sink(sink, expected=fence.epoch)
     takes_an_epoch_and_dies(topics)
@@ -178,7 +178,7 @@ def test_an_output_topic_that_was_deleted_is_refused(
     with pytest.raises(TableMismatch, match=f"'{topics.output}' was deleted") as refused:
         open_sink(topics.sink())
     assert "offsets reset" in refused.value.way_out
-    known = TopicLedger(topics.sink().pipeline_topics, topics.rejects).look([topics.output])
+    known = LedgerTopic(topics.sink().pipeline_topics, topics.rejects).look([topics.output])
     assert known.refused == refused.value.message
     there = topics.output in broker.admin().list_topics(timeout=60).topics
     assert there == made_again

@@ -17,7 +17,7 @@ from oncely.errors import Fenced
 from oncely.kafka.topics import TopicLimits
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.stores.topic import cluster
-from oncely.stores.topic.cluster import Cluster, Turn
+from oncely.stores.topic.cluster import AlternatingProducer, Cluster
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, connected, make_topics, producing_by, ready
 from tests.sinktools import SOURCE, T0, T1, Rec, at_t0, chunk, commit_all, numbered, open_sink
@@ -38,7 +38,7 @@ def write(sink: KafkaSink, fence: Any, *starts: int) -> None:
         commit_all(sink, at_t0(start, numbered(start, start + 3)), fence)
 
 
-def settle(sink: KafkaSink) -> Turn:
+def settle(sink: KafkaSink) -> AlternatingProducer:
     """Wait until the ids for the next two transactions are initialised."""
     turn = sink.cluster.turns._kept[T0]
     wait(turn.instances.values())

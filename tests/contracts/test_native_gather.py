@@ -14,7 +14,7 @@ import pytest
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.kafka import inbox
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import EVERY_COLUMN, table_of
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.ports import free_port
@@ -59,7 +59,7 @@ def test_the_memory_of_large_records_is_bounded(
 
     def work() -> None:
         nonlocal seen
-        with closing(Reader(broker.bootstrap, {})) as reader:
+        with closing(RecordReader(broker.bootstrap, {})) as reader:
             for piece in reader.read({tp: OffsetRange(0, count)}, frozenset({"value"})):
                 for value in piece.records["value"]:
                     start = b"%d" % seen
@@ -86,7 +86,7 @@ def test_a_reader_can_be_closed_while_records_wait(
     topic = make_topic(partitions=2, records=[(n % 2, None, b"%d" % n) for n in range(60_000)])
     tps = [TopicPartition(topic, number) for number in range(2)]
     for _ in range(3):
-        with closing(Reader(broker.bootstrap, {})) as reader:
+        with closing(RecordReader(broker.bootstrap, {})) as reader:
             next(reader.read(dict.fromkeys(tps, OffsetRange(0, 30_000))))
             (piece,) = reader.read({tps[1]: OffsetRange(5, 7)})
             assert piece.records["value"].to_pylist() == [b"11", b"13"]
@@ -98,7 +98,7 @@ def test_the_table_is_that_of_messages(
 ) -> None:
     topic = make_topic(partitions=3, records=[(n % 3, b"k", b"%d" % n) for n in range(9)])
     ranges = {TopicPartition(topic, number): OffsetRange(1, 3) for number in range(3)}
-    with closing(Reader(broker.bootstrap, {})) as reader:
+    with closing(RecordReader(broker.bootstrap, {})) as reader:
         tables = list(reader.tables(ranges))
     assert all(one.schema == table_of([], EVERY_COLUMN).schema for one in tables)
     rows = sorted(pa.concat_tables(tables).select(["partition", "offset", "value"]).to_pylist(),
@@ -112,7 +112,7 @@ def test_the_reason_of_a_missing_answer_is_told(taken_as: str) -> None:
     """It comes by a callback of confluent-kafka, which runs in its own poll."""
     ranges = {TopicPartition("t", 0): OffsetRange(0, 1)}
     with (
-        closing(Reader(f"127.0.0.1:{free_port()}", {})) as reader,
+        closing(RecordReader(f"127.0.0.1:{free_port()}", {})) as reader,
         pytest.raises(Unavailable, match=r"no answer from .* Connection refused"),
     ):
         list(reader.read(ranges, silence=1.0))
@@ -124,6 +124,6 @@ def test_the_package_is_left_alone(how: str, native: None, monkeypatch: pytest.M
         monkeypatch.setenv("ONCELY_NATIVE", "off")
     else:
         monkeypatch.setattr(inbox.librdkafka, "native", lambda: None)
-    with closing(Reader("127.0.0.1:1", {})) as reader:
+    with closing(RecordReader("127.0.0.1:1", {})) as reader:
         reader._opened()
         assert type(reader._inbox) is inbox.Inbox

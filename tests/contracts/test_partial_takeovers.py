@@ -29,7 +29,7 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
-from oncely.kinds.base import Judge, Judged
+from oncely.kinds.base import Judge, Reprocessed
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql import takeover as sql
@@ -466,7 +466,7 @@ def test_a_replay_and_a_takeover_of_some_disturb_neither_each_other_nor_other_ho
     with ThreadPoolExecutor(1) as pool:
         asked: list[Future[None]] = []
 
-        def judge(found: Sequence[Reject]) -> Judged:
+        def judge(found: Sequence[Reject]) -> Reprocessed:
             if not asked:
                 asked.append(pool.submit(takes_over))
                 wait(asked, 0.1 if to.kind == "sqlite" else 60)

@@ -14,7 +14,7 @@ from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.claim import Budget, Counts, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, TooManyRejects
-from oncely.runtimes.batches.commit import Answer, PartitionCommit
+from oncely.runtimes.batches.commit import PartitionCommit, TaskResult
 from tests.contracts.sinks import ALL, adapter
 from tests.deliverytools import put
 from tests.sinktools import SCHEMA, SOURCE, T0, T1
@@ -112,7 +112,9 @@ def test_what_was_committed_beside_the_stop_is_counted(make: Make) -> None:
     """A task stops at the budget; another one, and earlier chunks, have added rejects."""
     nothing: Any = None
     done = Outcome(T0, OffsetRange(0, 100), Counts(100, 94, 6, 0))
-    jobs: Any = SimpleNamespace(run=lambda task, shares: [Answer(done), TooManyRejects("enough")])
+    jobs: Any = SimpleNamespace(
+        run=lambda task, shares: [TaskResult(done), TooManyRejects("enough")]
+    )
     run = PartitionCommit(started(make, 10), nothing, jobs)
     with pytest.raises(TooManyRejects, match="enough"):
         run.run(0, {T0: OffsetRange(0, 100), T1: OffsetRange(0, 100)})

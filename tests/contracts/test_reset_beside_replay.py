@@ -16,7 +16,7 @@ from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.kinds.base import Judge, Judged
+from oncely.kinds.base import Judge, Reprocessed
 from oncely.kinds.files.change import replay_into_files
 from oncely.testing.servers.kafka import Broker
 from tests import filestools
@@ -56,7 +56,7 @@ def once(when: Callable[[], object], judge: Judge) -> Judge:
     """Do something when the letters have been read, the first time."""
     done: list[bool] = []
 
-    def also(found: Any) -> Judged:
+    def also(found: Any) -> Reprocessed:
         if not done:
             done.append(True)
             when()

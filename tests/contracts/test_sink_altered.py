@@ -16,7 +16,7 @@ from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.kinds.base import Judged
+from oncely.kinds.base import Reprocessed
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all
@@ -179,8 +179,8 @@ def test_a_replay_is_refused(on_postgres: Place) -> None:
     alter(on_postgres, "double")
     before = state(on_postgres)
 
-    def judge(found: Sequence[Reject]) -> Judged:
-        return Judged(at_t0(0, records(3, 3 + len(found)), SCHEMA), found)
+    def judge(found: Sequence[Reject]) -> Reprocessed:
+        return Reprocessed(at_t0(0, records(3, 3 + len(found)), SCHEMA), found)
 
     with pytest.raises(TableMismatch, match="during the run"):
         try_portion(SqlReplay(sink), judge, 10)

@@ -89,7 +89,7 @@ def test_a_commit_fails_while_the_server_is_frozen_and_goes_on_exactly_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(path, "tell", backoff.Complaints().tell)
+    monkeypatch.setattr(path, "tell", backoff.RateLimitedLog().tell)
     # More bytes than the buffers of both sockets hold: the COPY waits for room, not for an answer.
     records: list[Rec] = [rec(n, id=n, name="x" * 40_000) for n in range(400)]
     freeze = FreezeAt(own_server, call)

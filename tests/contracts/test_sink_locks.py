@@ -28,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = postgres._BEGIN.replace(f"{postgres.LOCK_SECONDS}s", "4s")
     assert begin != postgres._BEGIN
     monkeypatch.setattr(postgres, "_BEGIN", begin)
-    monkeypatch.setattr(path, "tell", backoff.Complaints().tell)
+    monkeypatch.setattr(path, "tell", backoff.RateLimitedLog().tell)
 
 
 @contextmanager

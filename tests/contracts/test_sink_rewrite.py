@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.replay import replay
-from oncely.commit.rewrite import Damage, repair, rewrite
+from oncely.commit.rewrite import RecordsToRepair, repair, rewrite
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
@@ -89,14 +89,14 @@ def content(place: Place) -> list[tuple[Any, ...]]:
 
 def damage(
     *offsets: int, surplus: Sequence[int] = (), found: Sequence[int] | None = None
-) -> Damage:
+) -> RecordsToRepair:
     """Of partition 0; ``found`` are the records that the topic has."""
     there = [one for one in offsets if one < END] if found is None else found
     chunk = at_t0(0, records(there)) if there else at_t0(0, [Rec(0)])
-    return Damage(T0, sorted(offsets), set(surplus), chunk)
+    return RecordsToRepair(T0, sorted(offsets), set(surplus), chunk)
 
 
-def repaired(sink: SqlSink, what: Damage) -> Any:
+def repaired(sink: SqlSink, what: RecordsToRepair) -> Any:
     return repair(SqlRewrites(sink), what, impatient())
 
 
@@ -118,13 +118,13 @@ def test_a_repair_that_can_change_nothing_says_why(on_postgres: Place, changed: 
     )
     left = on_postgres.sql("SELECT * FROM rows ORDER BY id")
     on_postgres.sql("DELETE FROM rows WHERE id = 1")
-    done = repaired(bound, Damage(T0, [1, 2], set(), right))
+    done = repaired(bound, RecordsToRepair(T0, [1, 2], set(), right))
     assert "trigger" in done.refused[T0, 2]
     assert list(done.refused) == [(T0, 2)]
     assert on_postgres.sql("SELECT * FROM rows ORDER BY id") == left, "the lost one is repaired"
     on_postgres.sql("DROP TRIGGER {} ON rows".format(*on_postgres.sql(
         "SELECT tgname FROM pg_trigger WHERE tgrelid = 'rows'::regclass")[0]))  # fmt: skip
-    assert repaired(bound, Damage(T0, [2], set(), right)).refused == {}
+    assert repaired(bound, RecordsToRepair(T0, [2], set(), right)).refused == {}
     assert on_postgres.sql("SELECT * FROM rows ORDER BY id") == before
 
 
@@ -314,7 +314,7 @@ def test_an_upsert_writes_where_the_table_has_nothing_newer(place: Place) -> Non
     place.sql("UPDATE rows SET id = 50 WHERE id = 5")
     damaged = chunk({T0: (0, topic[1:])}, schema, keys=["id"])
     for _ in range(2):
-        repaired(bound, Damage(T0, [*range(1, 7)], set(), damaged))
+        repaired(bound, RecordsToRepair(T0, [*range(1, 7)], set(), damaged))
         rows = sorted(place.sql("SELECT id, v FROM rows"))
         assert rows == [(0, 0), (1, 1), (2, 2), (3, 9), (4, 4), (5, 5), (6, 6)]
 
@@ -324,7 +324,7 @@ def test_a_record_of_several_rows(place: Place) -> None:
     several = [Rec(n, ({"id": n, "name": "a"}, {"id": n, "name": "b"})) for n in range(3)]
     commit_all(bound, at_t0(0, several), fence)
     place.sql("DELETE FROM rows WHERE id = 1 AND name = 'b'")
-    repair(SqlRewrites(bound), Damage(T0, [1], set(), at_t0(1, several[1:2])), impatient())
+    repair(SqlRewrites(bound), RecordsToRepair(T0, [1], set(), at_t0(1, several[1:2])), impatient())
     assert content(place) == sorted((n, n, name) for n in range(3) for name in "ab")
 
 
@@ -474,7 +474,9 @@ class _Waiting:
 class _Beside:
     """A repair in a thread that waits at a call; ``done`` is its result or its error."""
 
-    def __init__(self, sink: SqlSink, what: Damage, name: str, *, ended: bool = True) -> None:
+    def __init__(
+        self, sink: SqlSink, what: RecordsToRepair, name: str, *, ended: bool = True
+    ) -> None:
         self.waiting = _Waiting(name)
         self.done: list[Any] = []
         waits = through(self.waiting.around)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pytest
 
-from oncely.commit.rewrite import Damage, repair, rewrite
+from oncely.commit.rewrite import RecordsToRepair, repair, rewrite
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import OncelyError, Stopped, TableMismatch, TooLong, Unavailable, WrongInput
@@ -276,7 +276,7 @@ def test_what_a_trigger_raises_of_a_deletion_leaves_its_record(on_postgres: Plac
     commit_all(sink, at_t0(0, numbered(0, 3)), fence)
     raised = "RAISE 'no deletions' USING ERRCODE = 'U0001';"
     trigger(on_postgres, raised, "BEFORE DELETE ON rows")
-    damage = Damage(T0, [1], set(), at_t0(1, numbered(1, 2)))
+    damage = RecordsToRepair(T0, [1], set(), at_t0(1, numbered(1, 2)))
     done = repair(SqlRewrites(sink), damage, impatient())
     assert done.refused.keys() == {(T0, 1)}
     assert "no deletions" in done.refused[T0, 1]

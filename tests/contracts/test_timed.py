@@ -16,7 +16,7 @@ from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
 from oncely.stores.document import Ledger
-from oncely.stores.offsets.base import Stored
+from oncely.stores.offsets.base import StoredPosition
 from oncely.stores.offsets.file import FileStore
 from tests.deliverytools import KINDS, Hurt, Target, opened, positions_in, ready, run_of, target
 from tests.sinktools import T0, T1, Place, at_t0, chunk, commit_all, numbered, sink_to
@@ -33,13 +33,13 @@ class Heard:
     """A store that tells of every save. Not picklable, and need not be: tasks never save."""
 
     inner: FileStore
-    saves: list[Mapping[TopicPartition, Stored]] = field(default_factory=list)
+    saves: list[Mapping[TopicPartition, StoredPosition]] = field(default_factory=list)
     saved: threading.Event = field(default_factory=threading.Event)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         self.inner.save(positions)
         if positions:
             self.saves.append(positions)

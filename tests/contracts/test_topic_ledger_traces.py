@@ -34,9 +34,9 @@ from oncely.core.claim import (
     RejectCount,
     Takeover,
 )
-from oncely.core.ledger import Entry, Fenced, decide
+from oncely.core.ledger import Entry, FencedOff, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.errors import Fenced as RunFenced
+from oncely.errors import FencedOff as RunFenced
 from oncely.errors import OncelyError
 from oncely.kafka.client import make
 from oncely.kafka.records import KafkaRecord
@@ -458,7 +458,7 @@ class World:
             return
         answer = job.join()
         if now["pc"] == "fenced":
-            assert isinstance(answer, RunFenced | Fenced), answer
+            assert isinstance(answer, RunFenced | FencedOff), answer
         elif before["pc"] == "settling":
             assert one.fence == Fence(one.sink.pipeline_topics.pipeline, now["epoch"]), answer
         elif before["pc"] == "replay initialised":

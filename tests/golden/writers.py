@@ -49,11 +49,11 @@ from oncely.kinds.files.records import (
     path_key,
     schema_key,
 )
-from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, Snapshot, save
+from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, TopicsSnapshot, save
 from oncely.kinds.partitions import FileNames, directory, parse_partition_by
-from oncely.kinds.sql.table import Wanted, create_statement
+from oncely.kinds.sql.table import TableSpec, create_statement
 from oncely.kinds.topic_dead_letters import DeadLetter, again, dead_letter
-from oncely.stores.offsets.base import Stored, field_of
+from oncely.stores.offsets.base import StoredPosition, field_of
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore
 from oncely.stores.offsets.redis import RedisStore
@@ -197,7 +197,7 @@ def ddl() -> Golden:
     for url in ("postgresql://user@host/database", "sqlite:////folder/file.db"):
         dialect, table = dialect_for(url), TableName(None, "orders")
         schema = NESTED if dialect.name == "postgresql" else COLUMNS
-        wanted = [Wanted(table, schema), Wanted(table, COLUMNS, ("id", "day"), "at")]
+        wanted = [TableSpec(table, schema), TableSpec(table, COLUMNS, ("id", "day"), "at")]
         made = [create_statement(dialect, one) for one in wanted]
         made += LedgerTables(dialect, table, "orders").ddl()
         found[f"ddl_{dialect.name}.sql"] = "".join(f"{one};\n" for one in made)
@@ -245,7 +245,7 @@ def manifest() -> Golden:
     live = LiveFiles()
     live.put(file)
     marks = ReadSoFar("id-of-manifest", (17, b"digest")), ReadSoFar("id-of-schema", None)
-    kept = Snapshot(
+    kept = TopicsSnapshot(
         1_700_000_000.5, *marks, live.packed, {"a.avro": 1_700_000_000_000}, [schema], ["a.avro"],
         FIELDS, [owner],
     )  # fmt: skip
@@ -274,7 +274,7 @@ def file_formats() -> Golden:
 
 def offset_stores() -> Golden:
     """Positions in stores beside the sink."""
-    one = Stored(17, 4, "cluster-1", "id-of-t")
+    one = StoredPosition(17, 4, "cluster-1", "id-of-t")
     tp, pipeline = TopicPartition("t", 3), 'née "x"/1'
     with TemporaryDirectory() as folder:
         store = FileStore(Path(folder), pipeline)

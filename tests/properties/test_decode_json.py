@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
-from oncely.decode.reference import InvalidRecord, Rules, read_record
+from oncely.decode.reference import InvalidRecord, JsonRules, read_record
 from oncely.decode.schema import parse_schema
 from tests.conftest import examples
 
@@ -181,7 +181,7 @@ def damaged(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def by_reference(
-    batch: list[bytes | None], rules: Rules
+    batch: list[bytes | None], rules: JsonRules
 ) -> tuple[list[Any], list[int], list[tuple[int, str]]]:
     rows, good, bad = [], [], []
     for index, data in enumerate(batch):
@@ -216,10 +216,10 @@ def check_batch(batch: list[bytes | None]) -> None:
     )
     for rounding, decoder in DECODERS.items():
         decoded = decoder.decode(pa.table({"value": column}))
-        check_outcomes(decoded, batch, Rules(rounding=rounding))
+        check_outcomes(decoded, batch, JsonRules(rounding=rounding))
 
 
-def check_outcomes(decoded: Decoded, batch: list[bytes | None], rules: Rules) -> None:
+def check_outcomes(decoded: Decoded, batch: list[bytes | None], rules: JsonRules) -> None:
     rows, good, bad = by_reference(batch, rules)
     decoded.rows.validate(full=True)
     assert decoded.rows.schema == SCHEMA

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from oncely.core.ledger import Ahead, Append, Entry, Fenced, Skip, Trim, advance, decide
+from oncely.core.ledger import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.errors import InvariantViolation
 from tests.conftest import examples
@@ -61,7 +61,7 @@ class Ledger(RuleBasedStateMachine):
                 assert asked <= self.taken
             case Ahead(missing):
                 assert missing == OffsetRange(at, wanted.start)
-            case Fenced():
+            case FencedOff():
                 raise AssertionError("nobody has taken over")
 
     @rule(wanted=ranges())
@@ -75,7 +75,7 @@ class Ledger(RuleBasedStateMachine):
         old = self.entry.epoch
         self.entry = Entry(self.entry.position, old + 1, self.entry.done)
         wanted = data.draw(ranges())
-        assert decide(self.entry, wanted, old) == Fenced(old + 1)
+        assert decide(self.entry, wanted, old) == FencedOff(old + 1)
 
     @invariant()
     def the_position_is_the_first_offset_that_is_missing(self) -> None:

@@ -24,7 +24,7 @@ from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
 from oncely.decode.native import NativeJson
-from oncely.decode.reference import InvalidRecord, Rules, read_record
+from oncely.decode.reference import InvalidRecord, JsonRules, read_record
 from oncely.decode.registry import Registry
 from oncely.decode.schema import parse_schema
 from oncely.native import SWITCH, native
@@ -106,7 +106,7 @@ def json_records(rng: random.Random, schema: pa.Schema) -> list[bytes | None]:
 
 
 def by_reference(
-    batch: list[bytes | None], schema: pa.Schema, rules: Rules
+    batch: list[bytes | None], schema: pa.Schema, rules: JsonRules
 ) -> tuple[list[str], list[int], list[tuple[int, str]]]:
     rows: list[Any] = []
     good: list[int] = []
@@ -138,7 +138,7 @@ def share(sure: list[int], of: int) -> float:
     return sum(sure) / (of * len(sure))
 
 
-def check_json(batch: list[bytes | None], schema: pa.Schema, rules: Rules) -> None:
+def check_json(batch: list[bytes | None], schema: pa.Schema, rules: JsonRules) -> None:
     decoded = JsonDecoder(schema, "value", *rules).decode(bytes_table(batch))
     decoded.rows.validate(full=True)
     rows, good, bad = by_reference(batch, schema, rules)
@@ -151,7 +151,7 @@ def test_json_agrees_with_the_reference_on_mutated_records() -> None:
     sure = []
     for number, rng in enumerate(seeds()):
         schema = FLAT if number % 2 else corpus.SCHEMA
-        rules = Rules(strict=number % 3 > 0, rounding=number % 5 == 0)
+        rules = JsonRules(strict=number % 3 > 0, rounding=number % 5 == 0)
         batch = json_records(rng, schema)
         check_json(batch, schema, rules)
         _, unsure = NativeJson(schema, rules).decode(pa.array(batch, pa.binary()))
@@ -169,7 +169,7 @@ def test_ordinary_records_leave_nothing_to_the_reference(schema: pa.Schema) -> N
         for name in [*schema.names, "unknown"]
         for at, token in enumerate(FITTING[name])
     ]
-    pieces, unsure = NativeJson(schema, Rules(rounding=True)).decode(pa.array(records))
+    pieces, unsure = NativeJson(schema, JsonRules(rounding=True)).decode(pa.array(records))
     assert [records[at] for at in unsure] == []
     assert [len(batch) for _, batch in pieces] == [len(records)]
 
@@ -314,4 +314,4 @@ def test_ordinary_datums_leave_nothing_to_the_reference(monkeypatch: pytest.Monk
 def test_the_switch_turns_the_package_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "off")
     assert native() is None
-    assert NativeJson.make(FLAT, Rules()) is None
+    assert NativeJson.make(FLAT, JsonRules()) is None

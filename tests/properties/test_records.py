@@ -18,7 +18,7 @@ from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import Part, WithMetadata
+from oncely.decode.metadata import MetadataColumn, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.kafka.inbox import memory_of
 from oncely.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
@@ -26,7 +26,7 @@ from oncely.kafka.topics import TopicLimits
 from oncely.kinds.kafka.form import encode, of_partition
 from oncely.kinds.kafka.format import RawValue, RecordFormat
 from oncely.kinds.sql.form import prepare
-from oncely.kinds.sql.table import Target
+from oncely.kinds.sql.table import BoundTable
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.dropping import DroppingDecoder
 from oncely.runtimes.row_transform import SqlTransform
@@ -39,7 +39,11 @@ VALUES = WithKey(
     JsonDecoder(parse_schema("n BIGINT, til STRING, seen TIMESTAMP, topic STRING")),
     TextDecoder(parse_schema("id STRING"), "key"),
 )
-PARTS = (Part("timestamp", "sent"), Part("headers", "h", "h"), Part("headers", "other", "\0"))
+PARTS = (
+    MetadataColumn("timestamp", "sent"),
+    MetadataColumn("headers", "h", "h"),
+    MetadataColumn("headers", "other", "\0"),
+)
 DECODER = DroppingDecoder(WithMetadata(VALUES, PARTS), expire=3600.0)
 TRANSFORM = SqlTransform(
     "SELECT id, n, {'t': CAST(til AS TIMESTAMPTZ), 'd': [TRY_CAST(til AS DATE)]} AS span,"
@@ -48,7 +52,7 @@ TRANSFORM = SqlTransform(
     " FROM input WHERE n IS NULL OR n <> 5"
 )
 TEXT = pa.string()
-TARGET = Target(
+TARGET = BoundTable(
     TableName(None, "x"),
     Relation("x"),
     (

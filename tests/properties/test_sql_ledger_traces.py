@@ -63,7 +63,7 @@ class Process:
     sink: SqlSink
     fence: Fence
     expected: int | None
-    opener: takeover.Opener
+    opener: takeover.SqlTakeover
     entries: dict[TopicPartition, Entry] = field(default_factory=dict)
     chunk: Chunk | None = None
     kind: RangeKind = "data"
@@ -105,7 +105,7 @@ class World:
             None if len(now["takes"]) == len(TOPIC) else frozenset(TOPIC[p] for p in now["takes"])
         )
         whole = Fence("p", now["since"]["epoch"], self.names[now["since"]["run"]])
-        opener = takeover.Opener(sink.run, None, table, some, None if some is None else whole)
+        opener = takeover.SqlTakeover(sink.run, None, table, some, None if some is None else whole)
         self.processes[r] = self._given(sink, opener)
 
     def TakeEpochAgain(self, r: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class World:
         again = replace(own.opener, expected=own.expected, table=own.sink.wanted.table)
         self.processes[r] = self._given(own.sink, again)
 
-    def _given(self, sink: SqlSink, opener: takeover.Opener) -> Process:
+    def _given(self, sink: SqlSink, opener: takeover.SqlTakeover) -> Process:
         with brief_session(sink.dialect, "open", sink.connect) as setup:
             fence = takeover.take_epoch(setup, sink.ledger.tables, SOURCE, opener)
         return Process(sink, fence, opener.expected, opener)

@@ -19,7 +19,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import Unavailable
 from oncely.kinds.sql.sink import SqlSink
-from oncely.runtimes.chunks import Bounds, Processing
+from oncely.runtimes.chunks import ChunkBounds, Processing
 from oncely.runtimes.row_transform import Unchanged
 from oncely.stores.sql.cast import cast_rows
 from oncely.stores.sql.connection import ColumnFit
@@ -202,7 +202,7 @@ def write_input(task: Task, fence: Fence, read: int) -> None:
     batches = (_as_table(records[at : at + 5]) for at in range(0, len(records), 5))
     sink = task.sink().bind()
     processing = Processing(_decode, Unchanged(), kept_values)
-    for what in processing.chunks({T0: 0, T1: 0}, batches, Bounds(records=4)):
+    for what in processing.chunks({T0: 0, T1: 0}, batches, ChunkBounds(records=4)):
         list(commit(together(sink), what, fence, None, Backoff(0.01, 0.01, 0.1, clock=lambda: 0.0)))
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from oncely.pipeline import Pipeline
-from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.chunks import ChunkBounds
 from oncely.stores.sql.postgres import PostgresConnection
 from oncely.testing.halting import run_to_exit_code
 from oncely.testing.processes import stop_self
@@ -59,7 +59,7 @@ class SlowPipeline(Pipeline):
         context = runner.ledger.context
         slow = SlowDecoder(context.decoder, self.milliseconds)
         runner.ledger.context = replace(context, decoder=slow)
-        runner.bounds = Bounds(records=A_COMMIT)
+        runner.bounds = ChunkBounds(records=A_COMMIT)
         return runner
 
 

@@ -12,7 +12,7 @@ import pytest
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.kafka.client import make
-from oncely.kinds.topic_destination import TopicLedger
+from oncely.kinds.topic_destination import LedgerTopic
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics
 from tests.scenarios.zygote import Zygote
@@ -89,4 +89,4 @@ def open_limited(topics: Topics, source: str, partitions: int, limit: int) -> An
 def check_limited(topics: Topics, limit: int) -> None:
     """What ``plan`` asks of the ledger topic, with so many file descriptors."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    TopicLedger(topics.sink().pipeline_topics, topics.rejects).check((), (), create=True)
+    LedgerTopic(topics.sink().pipeline_topics, topics.rejects).check((), (), create=True)

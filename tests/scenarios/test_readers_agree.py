@@ -13,7 +13,7 @@ import pytest
 
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import KafkaRecord
 from oncely.testing.servers.kafka import Broker
 from tests.hostile_logs import MakeTopic, Ranges, Records, codecs, compacted, read, some, whole
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def reader(broker: Broker, taken_as: str) -> Iterator[Reader]:
-    with closing(Reader(broker.bootstrap, {})) as made:
+def reader(broker: Broker, taken_as: str) -> Iterator[RecordReader]:
+    with closing(RecordReader(broker.bootstrap, {})) as made:
         yield made
 
 
@@ -63,7 +63,7 @@ def _bytes(value: Any) -> bytes | None:
 
 @pytest.mark.parametrize("clock", ["CreateTime", "LogAppendTime"])
 def test_transactions_codecs_and_records_of_all_forms(
-    spark: Any, broker: Broker, make_topic: MakeTopic, reader: Reader, clock: str
+    spark: Any, broker: Broker, make_topic: MakeTopic, reader: RecordReader, clock: str
 ) -> None:
     topic, producers = codecs(broker, make_topic, **{"message.timestamp.type": clock})
     of, choose = whole(broker, topic), random.Random(clock)
@@ -80,7 +80,7 @@ def test_a_compacted_log_before_and_after_a_restart(
     cleans_often = {"log.cleaner.backoff.ms": "100"}
     with (
         Broker(tmp_path, properties=cleans_often) as broker,
-        closing(Reader(broker.bootstrap, {})) as reader,
+        closing(RecordReader(broker.bootstrap, {})) as reader,
     ):
         topic = compacted(broker)
         of, choose = whole(broker, topic), random.Random(5)
@@ -96,7 +96,7 @@ def test_a_compacted_log_before_and_after_a_restart(
 
 
 def test_records_that_were_deleted_are_refused_by_both(
-    spark: Any, broker: Broker, make_topic: MakeTopic, reader: Reader
+    spark: Any, broker: Broker, make_topic: MakeTopic, reader: RecordReader
 ) -> None:
     topic = make_topic(records=[(0, None, b"%d" % n) for n in range(20)])
     of = whole(broker, topic)
@@ -110,7 +110,7 @@ def test_records_that_were_deleted_are_refused_by_both(
 
 
 def test_records_of_10_mb(
-    spark: Any, broker: Broker, make_topic: MakeTopic, reader: Reader
+    spark: Any, broker: Broker, make_topic: MakeTopic, reader: RecordReader
 ) -> None:
     large = [(0, None, random.Random(n).randbytes(10_000_000)) for n in range(3)]
     topic = make_topic(

@@ -14,7 +14,7 @@ import pytest
 
 from oncely.audit.report import Finding
 from oncely.commit.backoff import Backoff
-from oncely.commit.rewrite import Damage, repair
+from oncely.commit.rewrite import RecordsToRepair, repair
 from oncely.config import parse
 from oncely.core.batch import Formed
 from oncely.core.ranges import TopicPartition
@@ -153,7 +153,7 @@ def test_what_a_topic_can_not_do_is_told(world: World) -> None:
     rewrites = KafkaRewrites(world.sink.bind())
     kept = world.chunk(world.tp(), 0, [rec(50, id=1, name="")])
     with pytest.raises(WrongInput, match="offset 50 is not committed"):
-        repair(rewrites, Damage(world.tp(), [50], set(), kept), Backoff())
+        repair(rewrites, RecordsToRepair(world.tp(), [50], set(), kept), Backoff())
     _reset_begins(world)
     with pytest.raises(Stopped, match="a reset is under way that puts the position back to 0"):
         pipeline.repair(world.found(), execute=True)

@@ -18,7 +18,7 @@ from oncely.kafka.source import (
     measure_lag,
     open_transactions,
 )
-from oncely.kafka.start import Moment
+from oncely.kafka.start import StartTime
 from oncely.pipeline.status import Status, _hidden
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
@@ -155,7 +155,7 @@ def test_a_moment_is_the_first_record_from_then_on(
         (0, {p0: 0, p1: 0}),
         (-5, {p0: 0, p1: 0}),
     ):
-        assert source.resolve_start(Moment(moment)) == expected, moment
+        assert source.resolve_start(StartTime(moment)) == expected, moment
     # What an open transaction has written does not count yet: the end is the stable one.
     writer.producer.begin_transaction()
     writer.write(b"open", at=later + 1)

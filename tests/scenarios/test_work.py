@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer
 from oncely.pipeline import working
-from oncely.runtimes.worker.assignment import Limits
+from oncely.runtimes.worker.assignment import BufferLimits
 from oncely.testing.processes import await_that, child
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.commands import oncely, oncely_json
@@ -85,8 +85,8 @@ def test_back_pressure_loses_nothing(world: World, monkeypatch: pytest.MonkeyPat
         kept(self, partitions)
 
     kept = GroupConsumer.pause
-    small = Limits(records=50, buffered_records=60)
-    monkeypatch.setattr(working, "Limits", lambda *_, **__: small)
+    small = BufferLimits(records=50, buffered_records=60)
+    monkeypatch.setattr(working, "BufferLimits", lambda *_, **__: small)
     monkeypatch.setattr(group_consumer, "_MANY", 40)
     monkeypatch.setattr(GroupConsumer, "pause", pause)
     oncely("work", world.file(), "--until", "latest", *world.logged)

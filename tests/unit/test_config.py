@@ -14,7 +14,7 @@ from pydantic import SecretStr, ValidationError
 from oncely.config import RejectBudget, load, parse
 from oncely.config.decode import AvroDecode, JsonDecode, RawDecode, TextKey
 from oncely.errors import ConfigError
-from oncely.kafka.start import Moment
+from oncely.kafka.start import StartTime
 from oncely.stores.sql.connection import TableName
 
 SHORTEST = """
@@ -114,7 +114,7 @@ def test_everything(file: Path) -> None:
     source, sink = settings.source, settings.sink
     assert source.brokers == "k1:9092,[::1]:9093"
     assert source.topics == ("orders", "returns")
-    assert source.start == Moment(1_717_171_200_000)
+    assert source.start == StartTime(1_717_171_200_000)
     assert settings.mirror_group == "shop"
     assert source.kafka_properties() == {
         "security.protocol": "SASL_SSL",
@@ -216,7 +216,7 @@ def test_native_times_of_toml(file: Path) -> None:
         ("2024-05-31", 1_717_113_600_000),
     ):
         file.write_text(SHORTEST.replace("[source]", f"[source]\nstart = {written}"))
-        assert load(file).source.start == Moment(moment)
+        assert load(file).source.start == StartTime(moment)
 
 
 def test_one_topic_needs_no_list() -> None:

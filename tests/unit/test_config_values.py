@@ -20,7 +20,7 @@ from oncely.config.base import (
     quoted,
 )
 from oncely.config.spark import is_local, parse_master
-from oncely.kafka.start import Moment
+from oncely.kafka.start import StartTime
 from oncely.stores.sql.connection import TableName
 
 
@@ -91,8 +91,8 @@ def test_not_durations(value: object) -> None:
 
 def test_starts() -> None:
     assert parse_start("earliest") == "earliest"
-    assert parse_start("1970-01-01T00:00:01Z") == Moment(1000)
-    assert str(Moment(1_717_171_200_123)) == "2024-05-31T16:00:00.123Z"
+    assert parse_start("1970-01-01T00:00:01Z") == StartTime(1000)
+    assert str(StartTime(1_717_171_200_123)) == "2024-05-31T16:00:00.123Z"
     for value in ("newest", "", 5, None, True):
         with pytest.raises(PydanticCustomError):
             parse_start(value)

@@ -12,7 +12,7 @@ from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.source import KafkaSource
-from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.testing.processes import await_that
 from oncely.threads import Thread, repeat
 
@@ -24,7 +24,7 @@ def broken(*_: object, **__: object) -> Any:
 
 
 def mirror(patched: pytest.MonkeyPatch) -> Callable[[], object]:
-    made = Mirror(KafkaSource("", ()), "g")
+    made = GroupOffsetPublisher(KafkaSource("", ()), "g")
     patched.setattr(made, "_send", broken)
     made.start({P0: 1})
     return lambda: made.put({P0: 2})

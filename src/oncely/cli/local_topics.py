@@ -18,7 +18,7 @@ from oncely.kafka import records as json_lines
 from oncely.kafka import topics
 from oncely.kafka.client import ErrorState, KafkaAdmin, make
 from oncely.kafka.producer_settings import producer_config
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import each
 from oncely.kafka.sender import Delivered, Message, Plain
 from oncely.kafka.source import KafkaSource, Watermarks
@@ -75,7 +75,7 @@ def consume(asked: verbs.LocalConsume) -> None:
         with _asked(), KafkaSource(where, [topic]) as source:
             marks = source.watermarks()
         with (
-            closing(Reader(where, {})) as reader,
+            closing(RecordReader(where, {})) as reader,
             closing(_committed(reader, marks, follow=follow)) as found,
         ):
             for record in islice(chain.from_iterable(map(each, found)), asked.limit):
@@ -93,7 +93,7 @@ def consume(asked: verbs.LocalConsume) -> None:
 
 
 def _committed(
-    reader: Reader, marks: Mapping[TopicPartition, Watermarks], *, follow: bool
+    reader: RecordReader, marks: Mapping[TopicPartition, Watermarks], *, follow: bool
 ) -> Generator[pa.Table]:
     """The records between the marks, by partition, and then the later ones as they arrive."""
     for tp, one in sorted(marks.items()):

@@ -19,7 +19,7 @@ from oncely.cli.opened import opened
 from oncely.cli.options import Result
 from oncely.cli.screen import LEFT, REST, RIGHT, cell, short, show
 from oncely.errors import ConfigError
-from oncely.kinds.destination import Connections, Problem, SinkFacts, TopicPlan
+from oncely.kinds.destination import Connections, PlanProblem, SinkFacts, TopicPlan
 from oncely.pipeline.planning import Plan, SourceFacts
 from oncely.wording import plural
 
@@ -174,7 +174,7 @@ def _verdict(plan: Plan) -> None:
         screen.out.print(_problem(one))
 
 
-def _problem(one: Problem) -> Text:
+def _problem(one: PlanProblem) -> Text:
     text = Text.assemble(("  ✗ ", "red"), (one.key, "bold"), f": {screen.redact(one.message)}")
     if one.way_out:
         text.append("\n    way out: ", "bold")
@@ -241,10 +241,18 @@ def propose(asked: verbs.Init) -> None:
     Raises:
         ConfigError: the file exists, or can't be written.
     """
-    from oncely.pipeline.init import Wanted, default_file, exports, given_pipeline, pipeline_file
+    from oncely.pipeline.init import (
+        ProposalRequest,
+        default_file,
+        exports,
+        given_pipeline,
+        pipeline_file,
+    )
 
     kafka = _assigned(asked.kafka or ())
-    wanted = Wanted(asked.brokers, asked.topic, asked.to, asked.registry, kafka, asked.sample)
+    wanted = ProposalRequest(
+        asked.brokers, asked.topic, asked.to, asked.registry, kafka, asked.sample
+    )
     file = default_file(wanted.topic) if asked.out is None else asked.out
     shown = str(file) != "-"
     if shown and file.exists() and not asked.force:

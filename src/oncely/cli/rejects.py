@@ -10,7 +10,7 @@ from oncely.cli.opened import opened
 from oncely.cli.options import Result
 from oncely.cli.screen import LEFT, REST, RIGHT, short, show
 from oncely.cli.spark_log import SparkLog
-from oncely.pipeline.rejects import Discarded, Reason, RejectFilter, Rejects, filter_of
+from oncely.pipeline.rejects import Discarded, RejectFilter, RejectReason, Rejects, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.runtimes.spark import session
 from oncely.wording import plural
@@ -50,7 +50,7 @@ def _rejects(found: Rejects, *, discarded: bool) -> None:
         screen.note(f"reasons and filters are those of the first {plural(found.scanned, 'reject')}")
 
 
-def _reasons(found: Iterable[Reason]) -> None:
+def _reasons(found: Iterable[RejectReason]) -> None:
     rows = ((one.rejects, short(one.reason)) for one in found)
     show([("rejects", RIGHT), ("reason", LEFT)], rows)
     screen.out.print()

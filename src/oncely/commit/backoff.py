@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 _EVERY = 60.0  # seconds
 
 
-class Complaints:
+class RateLimitedLog:
     """The causes of a process that were logged. Safe for several threads.
 
     Args:
@@ -100,4 +100,4 @@ class Complaints:
             log.warning("%s%s; it is tried again%s", error.message, way_out, often)
 
 
-tell = Complaints().tell
+tell = RateLimitedLog().tell

@@ -27,7 +27,7 @@ from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
 from oncely.core import ledger
 from oncely.core.batch import Batch, BudgetSpent, Chunk, Reject, Rejection, StagedRowsGone
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved, RangeKind
-from oncely.core.lanes import Lanes, Parts
+from oncely.core.lanes import KeyShards, Parts
 from oncely.core.ledger import Ahead, Append, Decision, Entry, Skip, Trim, decide, decide_parts
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import (
@@ -363,7 +363,7 @@ def _kept(
             return ()
         case Ahead(missing):
             raise behind(delivery, fence, f"{tp}: offsets {missing} were not committed before")
-        case ledger.Fenced(epoch):
+        case ledger.FencedOff(epoch):
             raise Fenced(fence.pipeline, fence.epoch, epoch)
 
 
@@ -412,7 +412,7 @@ class ByKey:
     ) -> None:
         self._delivery, self._fence, self._max_rejects = delivery, fence, max_rejects
         self._patience = patience
-        self._lanes = Lanes(chunk, delivery.sink.threads, piece)
+        self._lanes = KeyShards(chunk, delivery.sink.threads, piece)
         self._lock, fetching, fetch = threading.Lock(), threading.Lock(), chunk.dead_letters
         self._outcomes: list[Outcome] = []
         self._failed: list[BaseException] = []

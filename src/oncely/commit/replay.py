@@ -12,7 +12,7 @@ from collections.abc import Callable
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.errors import check
-from oncely.kinds.base import Judge, ReplaysDeadLetters, Tried
+from oncely.kinds.base import Judge, ReplayResult, ReplaysDeadLetters
 
 LETTERS_A_TRANSACTION = 500
 
@@ -23,7 +23,7 @@ def replay(
     patience: Backoff,
     limit: int | None = None,
     progress: Callable[[int, int], None] = lambda _, __: None,
-) -> Tried:
+) -> ReplayResult:
     """Replay all dead letters, and return the counts.
 
     Args:
@@ -43,13 +43,13 @@ def replay(
             with attempt:
                 done = try_portion(letters, judge, limit or LETTERS_A_TRANSACTION)
         if done is None:
-            return Tried(moved, kept)
+            return ReplayResult(moved, kept)
         patience.reset()
         moved, kept = moved + done.moved, kept + done.kept
         progress(moved, kept)
 
 
-def try_portion(letters: ReplaysDeadLetters, judge: Judge, limit: int) -> Tried | None:
+def try_portion(letters: ReplaysDeadLetters, judge: Judge, limit: int) -> ReplayResult | None:
     """Try one transaction once; None: no dead letters are left. Raises the errors of
     ``portion``."""
     with letters.portion(limit) as portion:

@@ -13,12 +13,12 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.core.batch import (
     Chunk,
+    FileGroup,
     Produce,
     Rewrite,
     RewriteKind,
     Rewritten,
     Tell,
-    Together,
     add_up,
     silent,
 )
@@ -32,7 +32,7 @@ NOTHING = Rewritten(0, 0, NO_RECORDS)
 
 
 @dataclass(frozen=True)
-class Damage:
+class RecordsToRepair:
     """Damaged records of one topic-partition, to repair in one transaction.
 
     Attributes:
@@ -51,7 +51,7 @@ class Damage:
 
 
 def repair(
-    sink: RewritesRecords, damage: Damage, patience: Backoff, tell: Tell = silent
+    sink: RewritesRecords, damage: RecordsToRepair, patience: Backoff, tell: Tell = silent
 ) -> Rewritten:
     """Replace what damaged records have produced.
 
@@ -67,7 +67,7 @@ def repair(
     return done
 
 
-def _repair_once(sink: RewritesRecords, damage: Damage, tell: Tell) -> Rewritten:
+def _repair_once(sink: RewritesRecords, damage: RecordsToRepair, tell: Tell) -> Rewritten:
     tp = damage.partition
     expected = entry_of(sink, tp)
     below = [one for one in damage.offsets if one < expected.position]
@@ -131,7 +131,7 @@ def rewrite(
 def rewrite_together(
     sink: RewritesTogether,
     kind: RewriteKind,
-    group: Together,
+    group: FileGroup,
     produce: Produce,
     patience: Backoff,
     tell: Tell,
@@ -177,14 +177,14 @@ def remove_unexpected(
     return done
 
 
-def together(groups: Sequence[Together]) -> Together:
+def together(groups: Sequence[FileGroup]) -> FileGroup:
     """Groups as one, for one transaction."""
     spans = {
         tp: normalize(one for group in groups for one in group.spans.get(tp, ()))
         for tp in sorted({tp for group in groups for tp in group.spans})
     }
     names = tuple(name for group in groups for name in group.names)
-    return Together(spans, names, next((one.problem for one in groups if one.problem), ""))
+    return FileGroup(spans, names, next((one.problem for one in groups if one.problem), ""))
 
 
 def _went_back(partition: TopicPartition, last: OffsetRange, position: int) -> Stopped:

@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from oncely.kafka.start import Moment, Start, parse_moment
+from oncely.kafka.start import Start, StartTime, parse_moment
 from oncely.secrets import Secrets, redact
 from oncely.stores.sql.connection import TableName
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 _FILLED = r"\$\{"  # a text with ${NAME} may become anything
 
 
-class Form(NamedTuple):
+class ValueForm(NamedTuple):
     """The form of a value.
 
     Attributes:
@@ -73,37 +73,39 @@ def _seconds(value: float) -> str:
 
 _TIME = _text(r"^\s*[0-9]+(\.[0-9]+)?\s*[A-Za-z]+\s*$")
 
-TIME = Form("time", _TIME, _seconds)
-SIZE = Form(
+TIME = ValueForm("time", _TIME, _seconds)
+SIZE = ValueForm(
     "size",
     _or_number(_text(r"^\s*[0-9]+(\.[0-9]+)?\s*([kKmMgG][iI]?)?[bB]\s*$"), 0),
     lambda value: f"{value >> 20} MiB",
 )
-SHARE = Form("share, or number of records", _or_number(_text(r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"), 0))
-INTERVAL = Form("number of records, or time", _or_number(_TIME, 1))
-RATE = Form("number of records in a time", _text(r"^\s*[0-9_,]+ (in|per) .+$"))
-START = Form(
+SHARE = ValueForm(
+    "share, or number of records", _or_number(_text(r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"), 0)
+)
+INTERVAL = ValueForm("number of records, or time", _or_number(_TIME, 1))
+RATE = ValueForm("number of records in a time", _text(r"^\s*[0-9_,]+ (in|per) .+$"))
+START = ValueForm(
     "`earliest`, `latest`, or a time (ISO 8601)",
     _text(r"^(earliest|latest)$|^[0-9]{4}-[0-9]{2}-[0-9]{2}"),
 )
-TABLE = Form(
+TABLE = ValueForm(
     "table, or schema.table",
     {"type": "string", "minLength": 1},
     lambda value: ".".join(part for part in value if part),
 )
-PATH = Form("file name", {"type": "string", "minLength": 1})
-NAMES = Form(
+PATH = ValueForm("file name", {"type": "string", "minLength": 1})
+NAMES = ValueForm(
     "text, or list of texts",
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
 )
-GROUP = Form("text, or false", {"anyOf": [{"type": "string"}, {"const": False}]})
-MASTER = Form("Spark's master URL", _text(r"^(local|(spark|k8s)://\S+$|yarn$)"))
-PROPERTIES = Form("table of properties", {"type": "object"})  # names with dots become tables
+GROUP = ValueForm("text, or false", {"anyOf": [{"type": "string"}, {"const": False}]})
+MASTER = ValueForm("Spark's master URL", _text(r"^(local|(spark|k8s)://\S+$|yarn$)"))
+PROPERTIES = ValueForm("table of properties", {"type": "object"})  # names with dots become tables
 
 _FORM = "__oncely_form__"
 
 
-def written(form: Form, limits: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+def written(form: ValueForm, limits: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Mark a parser with the form of the values that it reads, and with their limits in words."""
     type_ = f"{form.type}, {limits}" if limits else form.type
 
@@ -114,9 +116,9 @@ def written(form: Form, limits: str = "") -> Callable[[Callable[P, T]], Callable
     return mark
 
 
-def form_of(parser: object) -> Form | None:
+def form_of(parser: object) -> ValueForm | None:
     """The form that a parser is marked with."""
-    form: Form | None = getattr(parser, _FORM, None)
+    form: ValueForm | None = getattr(parser, _FORM, None)
     return form
 
 
@@ -443,7 +445,7 @@ def parse_interval(value: object) -> CommitInterval:
 @written(START)
 def parse_start(value: object) -> Start:
     """Parse ``earliest``, ``latest`` or a time."""
-    if isinstance(value, Moment):
+    if isinstance(value, StartTime):
         return value
     words: tuple[Literal["earliest", "latest"], ...] = ("earliest", "latest")
     for word in words:

@@ -26,7 +26,7 @@ from oncely.config.base import (
     shown,
     written,
 )
-from oncely.decode.metadata import TYPES, Part
+from oncely.decode.metadata import TYPES, MetadataColumn
 from oncely.decode.raw import RAW_COLUMNS
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
@@ -223,11 +223,14 @@ class MetadataSettings(Section):
     headers: Annotated[dict[str, str], BeforeValidator(_headers)] = Field(default_factory=dict)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[MetadataColumn, ...]:
         """The columns, in their order."""
         single = ((one, getattr(self, one)) for one in TYPES if one != "headers")
-        found = [Part(one, column) for one, column in single if column is not None]
-        return (*found, *(Part("headers", column, of) for of, column in self.headers.items()))
+        found = [MetadataColumn(one, column) for one, column in single if column is not None]
+        return (
+            *found,
+            *(MetadataColumn("headers", column, of) for of, column in self.headers.items()),
+        )
 
     @model_validator(mode="after")
     def _columns(self) -> Self:

@@ -20,7 +20,7 @@ from pydantic_core import core_schema
 from oncely.config.base import Section, form_of
 from oncely.config.examples import example
 from oncely.config.pipeline import PipelineSettings
-from oncely.config.tables import Table, keys, tables
+from oncely.config.tables import SettingsTable, keys, tables
 from oncely.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
 from oncely.kafka.properties import ACCEPTED as SOURCE_PROPERTIES
 
@@ -111,7 +111,7 @@ def _default(schema: core_schema.WithDefaultSchema) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _place(section: type[Section]) -> tuple[str, Table, str]:
+def _place(section: type[Section]) -> tuple[str, SettingsTable, str]:
     """The name of a section's table, the table, and the value of its selector."""
     for name, table in tables().items():
         for tag, one in table.sections.items():
@@ -208,7 +208,11 @@ def _anchor(table: str, tag: str) -> str:
 
 
 def _section(
-    name: str, table: Table, tag: str, schema: Mapping[str, Any], present: Mapping[str, object]
+    name: str,
+    table: SettingsTable,
+    tag: str,
+    schema: Mapping[str, Any],
+    present: Mapping[str, object],
 ) -> str:
     title = f"`[{name}]`" if name else "The top of the file"
     if tag:
@@ -222,7 +226,7 @@ def _section(
     return "\n".join(lines)
 
 
-def _links(name: str, table: Table) -> str:
+def _links(name: str, table: SettingsTable) -> str:
     """Links to the forms of a table."""
     forms = {tag: f"`{table.selector} = {toml(tag)}`" if tag else f"`[{name}]`"
              for tag in table.sections}  # fmt: skip

@@ -24,7 +24,7 @@ from oncely.config.base import (
 )
 from oncely.kafka import properties
 from oncely.kafka.properties import SECRET
-from oncely.kafka.start import Moment
+from oncely.kafka.start import StartTime
 
 _BROKER = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 LONGEST_TOPIC = 249  # characters: the broker makes a directory of it
@@ -117,7 +117,7 @@ class SourceSettings(Section):
     brokers: Annotated[str, AfterValidator(broker_list)]
     topics: Annotated[tuple[str, ...], BeforeValidator(_names), AfterValidator(_topics)]
     start: Annotated[
-        Literal["earliest", "latest"] | InstanceOf[Moment],
+        Literal["earliest", "latest"] | InstanceOf[StartTime],
         BeforeValidator(parse_start),
         PlainSerializer(str, when_used="json"),
     ] = "earliest"

@@ -14,7 +14,7 @@ from oncely.config.pipeline import PipelineSettings
 from oncely.config.sink import ByKind
 
 
-class Table(NamedTuple):
+class SettingsTable(NamedTuple):
     """A table of the file.
 
     Attributes:
@@ -27,9 +27,9 @@ class Table(NamedTuple):
 
 
 @cache
-def tables() -> Mapping[str, Table]:
+def tables() -> Mapping[str, SettingsTable]:
     """Every table by its dotted name, in the order of the file; the top of the file has none."""
-    return dict(_below("", Table("", {"": PipelineSettings})))
+    return dict(_below("", SettingsTable("", {"": PipelineSettings})))
 
 
 def keys(section: type[Section]) -> dict[str, FieldInfo]:
@@ -37,7 +37,7 @@ def keys(section: type[Section]) -> dict[str, FieldInfo]:
     return {field.alias or name: field for name, field in section.model_fields.items()}
 
 
-def _below(name: str, table: Table) -> Iterator[tuple[str, Table]]:
+def _below(name: str, table: SettingsTable) -> Iterator[tuple[str, SettingsTable]]:
     yield name, table
     done: set[str] = set()
     for section in table.sections.values():
@@ -48,7 +48,7 @@ def _below(name: str, table: Table) -> Iterator[tuple[str, Table]]:
                 yield from _below(f"{name}.{key}".lstrip("."), found)
 
 
-def _table(field: FieldInfo) -> Table | None:
+def _table(field: FieldInfo) -> SettingsTable | None:
     """The table that a field holds, if it holds one."""
     by_kind = any(isinstance(one, ByKind) for one in field.metadata)
     annotation = ByKind.annotation() if by_kind else field.annotation
@@ -56,7 +56,7 @@ def _table(field: FieldInfo) -> Table | None:
     if not found:
         return None
     selector = _selector(field) or _selector_within(annotation)
-    return Table(selector, {_value(one, selector): one for one in found})
+    return SettingsTable(selector, {_value(one, selector): one for one in found})
 
 
 def _types(annotation: Any) -> Iterator[type]:

@@ -617,7 +617,7 @@ def silent(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Together:
+class FileGroup:
     """Offsets whose rows can't be told apart: they are rewritten together.
 
     Attributes:

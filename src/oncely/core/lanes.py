@@ -21,7 +21,7 @@ from oncely.errors import check
 Parts = Mapping[TopicPartition, tuple[OffsetRange, ...]]
 
 
-class Lanes:
+class KeyShards:
     """The lanes of a chunk.
 
     Args:

@@ -61,13 +61,13 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Fenced:
+class FencedOff:
     """The ledger belongs to a newer epoch: commit nothing and stop."""
 
     epoch: int
 
 
-Decision = Append | Trim | Skip | Ahead | Fenced
+Decision = Append | Trim | Skip | Ahead | FencedOff
 
 
 def decide(entry: Entry, wanted: OffsetRange, epoch: int) -> Decision:
@@ -84,7 +84,7 @@ def decide(entry: Entry, wanted: OffsetRange, epoch: int) -> Decision:
     """
     check(entry.epoch >= epoch, f"the ledger's epoch {entry.epoch} is older than ours, {epoch}")
     if entry.epoch > epoch:
-        return Fenced(entry.epoch)
+        return FencedOff(entry.epoch)
     taken = _taken(entry)
     if wanted.start > taken[0].end:
         return Ahead(OffsetRange(taken[0].end, wanted.start))
@@ -94,7 +94,9 @@ def decide(entry: Entry, wanted: OffsetRange, epoch: int) -> Decision:
     return Append(wanted) if keep == (wanted,) else Trim(keep)
 
 
-def decide_parts(entry: Entry, wanted: Iterable[OffsetRange], epoch: int) -> Trim | Skip | Fenced:
+def decide_parts(
+    entry: Entry, wanted: Iterable[OffsetRange], epoch: int
+) -> Trim | Skip | FencedOff:
     """Decide what the owner of ``epoch`` may commit of ranges that may begin beyond the position.
 
     Raises:
@@ -102,7 +104,7 @@ def decide_parts(entry: Entry, wanted: Iterable[OffsetRange], epoch: int) -> Tri
     """
     check(entry.epoch >= epoch, f"the ledger's epoch {entry.epoch} is older than ours, {epoch}")
     if entry.epoch > epoch:
-        return Fenced(entry.epoch)
+        return FencedOff(entry.epoch)
     taken = _taken(entry)
     keep = normalize(part for one in wanted for part in one.minus(taken))
     return Trim(keep) if keep else Skip()

@@ -24,7 +24,15 @@ from oncely.decode.avro_read import (
 )
 from oncely.decode.avro_schema import AvroSchema, Definition, NoSchema, to_arrow
 from oncely.decode.base import Decoded, InvalidRecord
-from oncely.decode.columns import BytesDecoder, Columns, Leaf, Piece, Positions, fit, read_each
+from oncely.decode.columns import (
+    BytesDecoder,
+    ColumnLeaf,
+    Columns,
+    Piece,
+    Positions,
+    fit,
+    read_each,
+)
 from oncely.decode.native import read
 from oncely.decode.registry import Newest, Registry, UnknownSchema
 from oncely.decode.times import checked
@@ -227,7 +235,7 @@ def latest_avro_decoder(
     return replace(first, newest=newest)
 
 
-_RANGED = Leaf(lambda values, arrow: checked(pa.array(values, arrow)))
+_RANGED = ColumnLeaf(lambda values, arrow: checked(pa.array(values, arrow)))
 _BY_INDEX = Columns(
     pick=lambda index, _: operator.itemgetter(index),
     leaves={arrow.id: _RANGED for arrow in (pa.date32(), pa.timestamp("us"), pa.time64("us"))},

@@ -56,7 +56,7 @@ class Misfits(Exception):
         return Misfits(positions, f"{step}{self.why}")
 
 
-class Leaf(NamedTuple):
+class ColumnLeaf(NamedTuple):
     """The construction of a column whose type has no children.
 
     Attributes:
@@ -86,7 +86,7 @@ class Leaf(NamedTuple):
         return True
 
 
-_PLAIN = Leaf(pa.array)
+_PLAIN = ColumnLeaf(pa.array)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Columns:
     """
 
     pick: Callable[[int, str], Callable[[Any], Any]]
-    leaves: Mapping[int, Leaf] = field(default_factory=dict)
+    leaves: Mapping[int, ColumnLeaf] = field(default_factory=dict)
 
     def batch(self, schema: pa.Schema, values: Sequence[Values]) -> pa.RecordBatch:
         """One batch of the columns' values, ``values[i]`` for ``schema``'s column i.
@@ -188,7 +188,7 @@ def _double(values: Values, arrow: pa.DataType) -> pa.Array:
 
 _BY_NAME = Columns(
     pick=lambda _, name: lambda members: members.get(name),
-    leaves={pa.float64().id: Leaf(_double)},
+    leaves={pa.float64().id: ColumnLeaf(_double)},
 )
 
 

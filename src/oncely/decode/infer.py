@@ -15,7 +15,7 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
 from oncely.decode.columns import Positions, Slice, from_dicts, shortened, slices
 from oncely.decode.merging import CAPS, NOTHING, Caps, Grown, grow, widen
-from oncely.decode.plans import CELLS, Plan, Plans
+from oncely.decode.plans import CELLS, DecodePlan, Plans
 from oncely.decode.scopes import Scope, ScopeReader
 from oncely.garbage import no_gc
 
@@ -29,7 +29,7 @@ Judge = Callable[[Mapping[str, Any]], str | None]
 """See :class:`InferringJson`."""
 
 
-class Part(NamedTuple):
+class ScopeRows(NamedTuple):
     """Rows of one scope.
 
     Attributes:
@@ -55,7 +55,7 @@ class Inferred(NamedTuple):
         known: the given schemas in their extended form, and the new ones.
     """
 
-    parts: list[Part]
+    parts: list[ScopeRows]
     rejections: list[Rejection]
     known: dict[Scope, pa.Schema]
 
@@ -152,14 +152,14 @@ class _Scope:
         records, rows: records that were read alone, and their rows.
     """
 
-    def __init__(self, plan: Plan | None) -> None:
+    def __init__(self, plan: DecodePlan | None) -> None:
         self.plan = plan
         self.columns = plan.columns if plan else NOTHING
         self.tried = 0
         self.records: list[int] = []
         self.rows: list[dict[str, Any]] = []
 
-    def settle(self, plans: Plans) -> Plan | None:
+    def settle(self, plans: Plans) -> DecodePlan | None:
         """The plan of the present schema."""
         if self.columns is not (self.plan.columns if self.plan else NOTHING):
             self.plan = plans.grown(self.columns, self.plan)
@@ -243,7 +243,7 @@ class _Run:
 
     def _fast(self, part: Slice, codes: Positions, pending: Positions) -> Positions:
         """Decode the records that fit, and return the others, ascending."""
-        plans: dict[int, Plan] = {}
+        plans: dict[int, DecodePlan] = {}
         used, inverse = np.unique(codes[pending], return_inverse=True)
         stamps = np.zeros(len(used), np.int64)
         for index, code in enumerate(used.tolist()):
@@ -314,7 +314,7 @@ class _Run:
         plans = zip(self._codes, (each.settle(self._plans) for each in self._scopes), strict=True)
         return {scope: plan.schema for scope, plan in plans if plan is not None}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ScopeRows]:
         """The rows, by scope."""
         names = list(self._codes)
         plans = [scope.settle(self._plans) for scope in self._scopes]
@@ -328,7 +328,7 @@ class _Run:
             if stamp:
                 of.setdefault(stamp, []).extend(self._alone(by_stamp[stamp], codes.tolist()))
         parts = [
-            (code, Part(names[code], by_stamp[stamp], table, pa.array(records)))
+            (code, ScopeRows(names[code], by_stamp[stamp], table, pa.array(records)))
             for stamp, some in of.items()
             for code, table, records in _by_scope(by_stamp[stamp], some)
         ]

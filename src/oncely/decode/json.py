@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from oncely.decode.columns import BytesDecoder, Piece, from_dicts, read_each
 from oncely.decode.native import NativeJson
-from oncely.decode.reference import Rules, read_record
+from oncely.decode.reference import JsonRules, read_record
 from oncely.decode.typed import TypedJson
 
 
@@ -88,8 +88,8 @@ class JsonDecoder(BytesDecoder):
         return pa.schema([pa.field(self.unwrap, pa.struct(list(self.schema)), nullable=False)])
 
     @cached_property
-    def _rules(self) -> Rules:
-        return Rules(self.strict, self.rounding)
+    def _rules(self) -> JsonRules:
+        return JsonRules(self.strict, self.rounding)
 
     @cached_property
     def _fast(self) -> list[NativeJson | TypedJson]:

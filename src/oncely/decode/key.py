@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
 from oncely.decode.columns import BytesDecoder, Piece, Positions, from_dicts, read_each
-from oncely.decode.reference import Rules, parse_object, parse_value, read_value, scalar, utf8
+from oncely.decode.reference import JsonRules, parse_object, parse_value, read_value, scalar, utf8
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError
 
@@ -47,7 +47,7 @@ class TextDecoder(BytesDecoder):
         found: Any = self._found(data)
         if not pa.types.is_string(field.type) and type(found) is str:
             found = scalar(found)
-        rules = Rules(strict=not (self.unwrap or self.json), rounding=self.rounding)
+        rules = JsonRules(strict=not (self.unwrap or self.json), rounding=self.rounding)
         return {field.name: read_value(field.type, found, field.name, rules)}
 
     def _found(self, data: bytes) -> Any:

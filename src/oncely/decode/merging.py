@@ -64,7 +64,7 @@ class Size(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class Scalar:
     """A type without nested types; one object for each type, see :func:`leaf`."""
 
     arrow: pa.DataType
@@ -126,7 +126,7 @@ class Struct:
         return new
 
 
-Tree = Leaf | ListOf | Struct
+Tree = Scalar | ListOf | Struct
 
 
 def _named(name: str) -> int:
@@ -134,14 +134,14 @@ def _named(name: str) -> int:
 
 
 @lru_cache(maxsize=1024)
-def leaf(arrow: pa.DataType) -> Leaf:
+def leaf(arrow: pa.DataType) -> Scalar:
     """The leaf of a type; always the same object for the same type."""
-    return _LEAVES.get(arrow) or Leaf(arrow)
+    return _LEAVES.get(arrow) or Scalar(arrow)
 
 
-BOOLEAN, INT, BIGINT = Leaf(pa.bool_()), Leaf(pa.int32()), Leaf(pa.int64())
-FLOAT, DOUBLE, STRING = Leaf(pa.float32()), Leaf(pa.float64()), Leaf(pa.string())
-LARGE = Leaf(pa.int64(), "BIGINT with numbers beyond 2^53")
+BOOLEAN, INT, BIGINT = Scalar(pa.bool_()), Scalar(pa.int32()), Scalar(pa.int64())
+FLOAT, DOUBLE, STRING = Scalar(pa.float32()), Scalar(pa.float64()), Scalar(pa.string())
+LARGE = Scalar(pa.int64(), "BIGINT with numbers beyond 2^53")
 """A BIGINT column that has contained a number beyond 2^53. Not every such number equals a DOUBLE,
 so this column never becomes a DOUBLE; any other BIGINT column may, and each of its numbers keeps
 its value."""
@@ -198,7 +198,7 @@ def settled(grown: Struct, known: Struct) -> tuple[Struct, list[str]]:
 
 
 def _settled(tree: Tree | None, known: Tree | None, names: list[str]) -> Tree | None:
-    if tree is known or tree is None or isinstance(tree, Leaf):
+    if tree is known or tree is None or isinstance(tree, Scalar):
         return tree
     if isinstance(tree, ListOf):
         item = _settled(tree.item, known.item if isinstance(known, ListOf) else None, names)
@@ -222,7 +222,7 @@ def _settled(tree: Tree | None, known: Tree | None, names: list[str]) -> Tree | 
 
 _NUMBERS = {INT, BIGINT, LARGE, FLOAT, DOUBLE}
 _INFERRED = (STRING, BOOLEAN, BIGINT, LARGE, DOUBLE)
-_NATURAL: Mapping[type, Leaf] = {str: STRING, bool: BOOLEAN, Number: DOUBLE}
+_NATURAL: Mapping[type, Scalar] = {str: STRING, bool: BOOLEAN, Number: DOUBLE}
 _SHORT = 15  # digits; so many are below 2^53
 
 
@@ -399,11 +399,11 @@ def _join(known: Tree | None, found: Any, path: str) -> Tree | None:
             if known is None or isinstance(known, ListOf):
                 return _items(known, found, path)
             raise Conflict(path, str(known), "ARRAY")
-        natural = found if kind is Leaf else _whole(found)
+        natural = found if kind is Scalar else _whole(found)
     if known is None or known is natural:
         return natural
-    if isinstance(known, Leaf):
-        return _leaves(known, natural, None if kind is Leaf else found, path)
+    if isinstance(known, Scalar):
+        return _leaves(known, natural, None if kind is Scalar else found, path)
     raise Conflict(path, str(known), str(natural))
 
 
@@ -417,7 +417,7 @@ def _items(known: ListOf | None, found: ListOf | list[Any], path: str) -> ListOf
     return known if known and item is before else ListOf(item)
 
 
-def _leaves(known: Leaf, natural: Leaf, value: Any, path: str) -> Leaf:
+def _leaves(known: Scalar, natural: Scalar, value: Any, path: str) -> Scalar:
     """A leaf merged with another leaf; ``value`` is the record's, or None between schemas."""
     if natural in _NUMBERS:
         fits = value is not None and _fits(known, natural, value)
@@ -433,7 +433,7 @@ def _leaves(known: Leaf, natural: Leaf, value: Any, path: str) -> Leaf:
     raise Conflict(path, str(known), str(natural))
 
 
-def _whole(value: Whole) -> Leaf:
+def _whole(value: Whole) -> Scalar:
     if len(value) <= _SHORT:
         return BIGINT
     number = _number(value)
@@ -444,7 +444,7 @@ def _number(value: Number) -> int | None:
     return int(value) if len(value) <= MOST_DIGITS else None
 
 
-def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
+def wider_number(known: Scalar, found: Scalar) -> Scalar | None:
     """The narrowest number type that holds the numbers of both; None if there is none."""
     if known is found:
         return known
@@ -456,7 +456,7 @@ def wider_number(known: Leaf, found: Leaf) -> Leaf | None:
     return None if LARGE in pair else DOUBLE
 
 
-def _fits(known: Leaf, natural: Leaf, value: Number) -> bool:
+def _fits(known: Scalar, natural: Scalar, value: Number) -> bool:
     """True if a number keeps its value in a column of a known type of numbers."""
     if natural is DOUBLE:
         return known in (FLOAT, DOUBLE)

@@ -28,7 +28,7 @@ TYPES: dict[str, pa.DataType] = {
 _ALWAYS = {"topic", "partition", "offset"}
 
 
-class Part(NamedTuple):
+class MetadataColumn(NamedTuple):
     """A column.
 
     Attributes:
@@ -63,7 +63,7 @@ class WithMetadata:
     """
 
     decoder: Decoder
-    parts: tuple[Part, ...]
+    parts: tuple[MetadataColumn, ...]
 
     def __post_init__(self) -> None:
         taken = {name.lower() for name in self.decoder.schema.names}
@@ -123,7 +123,7 @@ def _joined(
     return rows, of
 
 
-def _column(part: Part, records: pa.Table, bad: dict[int, str]) -> pa.ChunkedArray:
+def _column(part: MetadataColumn, records: pa.Table, bad: dict[int, str]) -> pa.ChunkedArray:
     """The column of a part; records with texts that are not UTF-8 are added to ``bad``."""
     given = records.column(part.of)
     match part.of:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.decode.columns import Piece, Positions
-from oncely.decode.reference import Rules
+from oncely.decode.reference import JsonRules
 from oncely.decode.schema import is_json
 from oncely.native import native
 
@@ -39,10 +39,10 @@ class NativeJson:
     """Decodes slices of JSON records, as :class:`oncely.decode.typed.TypedJson` does."""
 
     schema: pa.Schema
-    rules: Rules
+    rules: JsonRules
 
     @classmethod
-    def make(cls, schema: pa.Schema, rules: Rules) -> NativeJson | None:
+    def make(cls, schema: pa.Schema, rules: JsonRules) -> NativeJson | None:
         """A decoder for these columns, or None without the package."""
         return None if native() is None else cls(schema, rules)
 

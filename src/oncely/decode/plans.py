@@ -24,7 +24,7 @@ _MOST_PLANS = 4_096
 _stamps = count(1)
 
 
-class Plan:
+class DecodePlan:
     """The fast decoder of one schema, which many scopes may share.
 
     Attributes:
@@ -97,8 +97,8 @@ class Plans:
     """All plans, by schema."""
 
     def __init__(self) -> None:
-        self._by_schema: dict[Any, Plan] = {}
-        self._by_object: dict[Any, tuple[pa.Schema, Plan]] = {}
+        self._by_schema: dict[Any, DecodePlan] = {}
+        self._by_object: dict[Any, tuple[pa.Schema, DecodePlan]] = {}
 
     def forget(self) -> None:
         """Bound the memory; to be called between calls of ``infer``."""
@@ -106,7 +106,7 @@ class Plans:
             if len(plans) > _MOST_PLANS:
                 plans.clear()
 
-    def of(self, schema: pa.Schema) -> Plan:
+    def of(self, schema: pa.Schema) -> DecodePlan:
         """The plan of a schema. Lookup is by object first: hashing a schema is expensive."""
         seen = self._by_object.get(id(schema))
         if seen is not None:
@@ -116,12 +116,12 @@ class Plans:
         if plan is None:
             columns = tree_of(schema)
             clean = schema_of(columns)
-            plan = Plan(schema if same_schema(schema, clean) else clean, columns)
+            plan = DecodePlan(schema if same_schema(schema, clean) else clean, columns)
             self._by_schema[key] = plan
         self._by_object[id(schema)] = (schema, plan)  # keeps the object, and so its id
         return plan
 
-    def grown(self, columns: Struct, before: Plan | None) -> Plan:
+    def grown(self, columns: Struct, before: DecodePlan | None) -> DecodePlan:
         """The plan of columns that extend ``before``."""
         plan = self.of(schema_of(columns))
         if before is not None:

@@ -58,7 +58,7 @@ class Whole(Number):
     __slots__ = ()
 
 
-class Rules(NamedTuple):
+class JsonRules(NamedTuple):
     """Options of the rules of :class:`oncely.decode.json.JsonDecoder`.
 
     Attributes:
@@ -70,11 +70,11 @@ class Rules(NamedTuple):
     rounding: bool = False
 
 
-_STRICT = Rules()
+_STRICT = JsonRules()
 
 
 def read_record(
-    data: bytes | None, schema: pa.Schema, *, what: str = "value", rules: Rules = _STRICT
+    data: bytes | None, schema: pa.Schema, *, what: str = "value", rules: JsonRules = _STRICT
 ) -> dict[str, Any]:
     """Decode one record by the rules of :class:`oncely.decode.json.JsonDecoder`.
 
@@ -197,7 +197,7 @@ _SCANNER = json.JSONDecoder(
 )
 
 
-def _member(field: pa.Field, members: Mapping[str, Any], at: str, rules: Rules) -> Any:
+def _member(field: pa.Field, members: Mapping[str, Any], at: str, rules: JsonRules) -> Any:
     path = f"{at}.{field.name}" if at else field.name
     value = members.get(field.name)
     if value is None and not field.nullable:
@@ -249,7 +249,7 @@ def json_text(value: Any) -> str:
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def read_value(arrow: pa.DataType, value: Any, path: str, rules: Rules = _STRICT) -> Any:
+def read_value(arrow: pa.DataType, value: Any, path: str, rules: JsonRules = _STRICT) -> Any:
     """Convert a value from :func:`parse_object` for a column of a type; None stays None.
 
     Raises:
@@ -272,7 +272,7 @@ def _same(_: pa.DataType, value: Any, *__: object) -> Any:
     return value
 
 
-def _integer(arrow: pa.DataType, value: Whole, path: str, _: Rules) -> int:
+def _integer(arrow: pa.DataType, value: Whole, path: str, _: JsonRules) -> int:
     number = int(value) if len(value) <= MOST_DIGITS else None
     limit = 1 << _INTEGERS[arrow] - 1
     if number is None or not -limit <= number < limit:
@@ -280,7 +280,7 @@ def _integer(arrow: pa.DataType, value: Whole, path: str, _: Rules) -> int:
     return number
 
 
-def _floating(arrow: pa.DataType, value: str, path: str, _: Rules) -> float | None:
+def _floating(arrow: pa.DataType, value: str, path: str, _: JsonRules) -> float | None:
     if type(value) is str:  # as a Kafka sink writes them
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
     try:
@@ -300,7 +300,7 @@ def _floating(arrow: pa.DataType, value: str, path: str, _: Rules) -> float | No
 _DIGIT = re.compile("[1-9]")
 
 
-def _decimal(arrow: pa.DataType, value: str, path: str, _: Rules) -> Decimal | None:
+def _decimal(arrow: pa.DataType, value: str, path: str, _: JsonRules) -> Decimal | None:
     if type(value) is str and not _DECIMAL.fullmatch(value):
         return None
     try:
@@ -323,7 +323,7 @@ def _date(_: pa.DataType, value: str, *__: object) -> int | None:
     return parse_date(value)
 
 
-def _timestamp(arrow: pa.DataType, value: str, path: str, rules: Rules) -> int | None:
+def _timestamp(arrow: pa.DataType, value: str, path: str, rules: JsonRules) -> int | None:
     found = parse_timestamp(value, zoned=arrow.tz is not None)
     if found is not None and not rules.rounding and is_too_fine(value):
         raise InvalidRecord(
@@ -353,16 +353,18 @@ def from_base64(text: str) -> bytes:
     return data
 
 
-def _list(arrow: pa.DataType, value: list[Any], path: str, rules: Rules) -> list[Any]:
+def _list(arrow: pa.DataType, value: list[Any], path: str, rules: JsonRules) -> list[Any]:
     inner = arrow.value_type
     return [read_value(inner, item, f"{path}[{index}]", rules) for index, item in enumerate(value)]
 
 
-def _struct(arrow: pa.DataType, value: dict[str, Any], path: str, rules: Rules) -> dict[str, Any]:
+def _struct(
+    arrow: pa.DataType, value: dict[str, Any], path: str, rules: JsonRules
+) -> dict[str, Any]:
     return {field.name: _member(field, value, path, rules) for field in arrow}
 
 
-def _map(arrow: pa.DataType, value: dict[str, Any], path: str, rules: Rules) -> dict[str, Any]:
+def _map(arrow: pa.DataType, value: dict[str, Any], path: str, rules: JsonRules) -> dict[str, Any]:
     inner = arrow.item_type
     return {
         name: read_value(inner, item, f"{path}[{quote(name)}]", rules)

@@ -20,7 +20,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.decode.avro_names import is_large
-from oncely.decode.columns import Columns, Leaf, Misfits, Piece, Positions, Values, fit, read_each
+from oncely.decode.columns import (
+    ColumnLeaf,
+    Columns,
+    Misfits,
+    Piece,
+    Positions,
+    Values,
+    fit,
+    read_each,
+)
 from oncely.decode.reference import DEEPEST, EXACT, from_base64, json_text, nesting, parse_json
 from oncely.decode.schema import is_json
 from oncely.decode.times import bad_timestamps, dates, timestamps
@@ -292,7 +301,7 @@ def _bad_decimals(values: Values, arrow: pa.DataType) -> list[int]:
     """Texts that are not plain, at Arrow's speed; only if there are none, each text separately."""
     texts = pa.array([value if type(value) is str else None for value in values], pa.string())
     strange: list[int] = pc.indices_nonzero(pc.invert(_plain(texts))).to_pylist()
-    return strange or Leaf(_decimals).one_by_one(values, arrow)
+    return strange or ColumnLeaf(_decimals).one_by_one(values, arrow)
 
 
 def _plain(texts: pa.Array) -> pa.Array:
@@ -313,11 +322,11 @@ def _by_slot(rounding: bool) -> Columns:
     return Columns(
         pick=lambda index, _: operator.attrgetter(f"f{index}"),
         leaves={
-            pa.float32().id: Leaf(_float32),
-            pa.decimal128(1).id: Leaf(_decimals, _bad_decimals),
-            pa.binary().id: Leaf(_binary),
-            pa.date32().id: Leaf(lambda values, _: dates(_texts(values))),
-            pa.timestamp("us").id: Leaf(
+            pa.float32().id: ColumnLeaf(_float32),
+            pa.decimal128(1).id: ColumnLeaf(_decimals, _bad_decimals),
+            pa.binary().id: ColumnLeaf(_binary),
+            pa.date32().id: ColumnLeaf(lambda values, _: dates(_texts(values))),
+            pa.timestamp("us").id: ColumnLeaf(
                 lambda values, arrow: timestamps(_texts(values), arrow, rounding=rounding),
                 lambda values, arrow: bad_timestamps(_texts(values), arrow, rounding=rounding),
             ),

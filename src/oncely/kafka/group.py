@@ -25,11 +25,11 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
 from oncely.kafka.client import ErrorState, KafkaAdmin, classify_error, make, unreadable
-from oncely.kafka.inbox import MESSAGE, NOT_THERE, Polled, inbox_of
+from oncely.kafka.inbox import MESSAGE, NOT_THERE, PollResult, inbox_of
 from oncely.kafka.records import RecordColumns
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     """A member of a consumer group.
 
     Attributes:
@@ -43,7 +43,7 @@ class Member(NamedTuple):
     partitions: tuple[TopicPartition, ...]
 
     @classmethod
-    def of(cls, described: Any) -> Member:
+    def of(cls, described: Any) -> GroupMember:
         """The member of a description."""
         assigned = described.assignment.topic_partitions if described.assignment else ()
         partitions = sorted(TopicPartition(one.topic, one.partition) for one in assigned)
@@ -232,7 +232,7 @@ class GroupConsumer:
             on_lost=self._on_lost,
         )  # fmt: skip
 
-    def poll(self, seconds: float) -> Polled:
+    def poll(self, seconds: float) -> PollResult:
         """Records, as many as have arrived; waits for the first one.
 
         Raises:
@@ -445,7 +445,7 @@ class GroupConsumer:
 
     # -- errors ----------------------------------------------------------------------------
 
-    def _raise(self, polled: Polled) -> None:
+    def _raise(self, polled: PollResult) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

@@ -62,7 +62,7 @@ def memory_of(records: Records) -> int:
 
 
 @dataclass
-class Polled:
+class PollResult:
     """The result of one call.
 
     Attributes:
@@ -100,7 +100,7 @@ class Inbox:
         self._most, self._size, self._failing = many, size, failing
         self._many = _FIRST
 
-    def poll(self, seconds: float) -> Polled:
+    def poll(self, seconds: float) -> PollResult:
         """All that has arrived, as far as one call takes it; waits for the first message.
 
         Raises the errors of the consumer's callbacks.
@@ -109,7 +109,7 @@ class Inbox:
         with no_gc():  # a collection would be due with each 700 messages, and visit all others
             # With a timeout consume() would wait for the full number.
             taken = [] if first is None else [first, *self.consumer.consume(self._many, 0)]
-        polled = Polled(more=len(taken) > self._many)
+        polled = PollResult(more=len(taken) > self._many)
         messages: dict[TopicPartition, list[Any]] = {}
         # librdkafka fetches more while messages are taken. It bounds what is there at once, also
         # where a sample misses large ones.
@@ -162,14 +162,14 @@ class Inbox:
         """Close the consumer."""
         self.consumer.close()
 
-    def _event(self, message: Any, polled: Polled) -> None:
+    def _event(self, message: Any, polled: PollResult) -> None:
         number = message.partition()
         known = message.topic() is not None and number >= 0
         tp = TopicPartition(message.topic(), number) if known else None
         self._sort(message.error(), tp, message.offset(), polled)
 
     def _sort(
-        self, error: KafkaError, tp: TopicPartition | None, offset: Position, polled: Polled
+        self, error: KafkaError, tp: TopicPartition | None, offset: Position, polled: PollResult
     ) -> None:
         if tp is not None and error.code() == KafkaError._PARTITION_EOF:
             polled.ends[tp] = offset
@@ -208,12 +208,12 @@ class ColumnInbox(Inbox):
         self._needs: frozenset[str] = frozenset()
         self._closing = False
 
-    def poll(self, seconds: float) -> Polled:
+    def poll(self, seconds: float) -> PollResult:
         """As of :class:`Inbox`; ends without records when a callback of the consumer is due."""
         columns, runs, events = self._gather.take(seconds, self._most, self._size)
         named = {at: tp for tp, at in self._index.items()}  # before callbacks change it
         batch, row = pa.record_batch(columns), 0
-        polled = Polled(more=batch.num_rows >= self._most)
+        polled = PollResult(more=batch.num_rows >= self._most)
         for at, count in runs:
             polled.messages[named[at]] = RecordColumns(batch, range(row, row + count))
             row += count

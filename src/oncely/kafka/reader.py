@@ -29,7 +29,7 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, OncelyError, Unavailable
 from oncely.kafka.client import ErrorState, classify_error, make, unanswered, unreadable
-from oncely.kafka.inbox import PASSING, Polled, inbox_of
+from oncely.kafka.inbox import PASSING, PollResult, inbox_of
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
 from oncely.tries import tries
 
@@ -94,7 +94,7 @@ class _Part(NamedTuple):
     leader_epoch: int
 
 
-class Reader:
+class RecordReader:
     """Reads committed records over one connection. Not thread-safe; no use of it crosses a fork.
 
     Of all partitions together 16 MiB are fetched ahead, beside one response of each broker of
@@ -288,7 +288,7 @@ class Reader:
         silence: float,
         refused: _Refused,
         epochs: Mapping[TopicPartition, int] | None = None,
-    ) -> Generator[Polled]:
+    ) -> Generator[PollResult]:
         """What has arrived of these partitions, until the caller has left all of them.
 
         Args:
@@ -347,9 +347,9 @@ class Reader:
         if left and at and self._inbox is not None:
             self._inbox.leave(left)
 
-    def _take(self, at: dict[TopicPartition, Position]) -> Polled:
+    def _take(self, at: dict[TopicPartition, Position]) -> PollResult:
         """Take what has arrived; what is below the next offset of a partition was taken before."""
-        polled: Polled = self._inbox.poll(_STEP)
+        polled: PollResult = self._inbox.poll(_STEP)
         for error in polled.errors:
             raise KafkaException(error)
         found = {tp: _from(at[tp], own) for tp, own in polled.messages.items() if tp in at}
@@ -369,7 +369,7 @@ class Reader:
 
     def _move_on(
         self,
-        polled: Polled,
+        polled: PollResult,
         at: dict[TopicPartition, Position],
         needs: frozenset[str],
         refused: _Refused,

@@ -142,7 +142,7 @@ class Sender:
                     raise self._sorted(error.args[0], f"produce to {topic}") from error
         self._serve(0)
 
-    def send_columns(self, topic: str, messages: Columns) -> None:
+    def send_columns(self, topic: str, messages: MessageColumns) -> None:
         """Queue messages without headers, many in one call."""
         for at in range(0, len(messages), _SLICE):
             waiting = messages[at : at + _SLICE]
@@ -247,7 +247,7 @@ class Plain(Sender):
 
 
 @dataclass(frozen=True)
-class Columns:
+class MessageColumns:
     """Messages in order. A null key is no key, a null value a tombstone.
 
     Attributes:
@@ -260,17 +260,17 @@ class Columns:
     def __len__(self) -> int:
         return len(self.value)
 
-    def __getitem__(self, part: slice) -> Columns:
+    def __getitem__(self, part: slice) -> MessageColumns:
         """Consecutive messages; nothing is copied."""
         start, stop, _ = part.indices(len(self))
-        return Columns(
+        return MessageColumns(
             self.key.slice(start, max(0, stop - start)),
             self.value.slice(start, max(0, stop - start)),
         )
 
 
 class Producer(Handle):
-    """confluent-kafka's producer, whose ``produce_batch`` accepts :class:`Columns`.
+    """confluent-kafka's producer, whose ``produce_batch`` accepts :class:`MessageColumns`.
 
     Columns are queued from Arrow's memory in transactions only: there the commit reports whether
     all have arrived. Otherwise delivery reports do, and these need confluent-kafka's messages.
@@ -280,7 +280,7 @@ class Producer(Handle):
         super().__init__(ck.Producer(config, **more))
         self._direct = "transactional.id" in config
 
-    def produce_batch(self, topic: str, messages: Columns) -> int:
+    def produce_batch(self, topic: str, messages: MessageColumns) -> int:
         """Queue messages from the first on until the queue is full, and return their number.
 
         Raises:
@@ -302,7 +302,7 @@ class Producer(Handle):
         """The number of messages that were given to the producer, and are not answered yet."""
         return len(self._opened())
 
-    def _one_by_one(self, topic: str, messages: Columns) -> int:
+    def _one_by_one(self, topic: str, messages: MessageColumns) -> int:
         produce, taken = self._opened().produce, 0
         pairs = zip(messages.key.to_pylist(), messages.value.to_pylist(), strict=True)
         try:

@@ -20,10 +20,10 @@ from confluent_kafka.admin import OffsetSpec
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.kafka.client import KafkaAdmin, largest_fetch
-from oncely.kafka.group import Member, members
-from oncely.kafka.reader import SILENCE, Reader
+from oncely.kafka.group import GroupMember, members
+from oncely.kafka.reader import SILENCE, RecordReader
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, table_of
-from oncely.kafka.start import Moment, Start
+from oncely.kafka.start import Start, StartTime
 from oncely.kafka.topics import compacted, largest_batch, listed_offsets, offsets
 
 _FEW = 100  # single records
@@ -78,7 +78,7 @@ class KafkaSource:
     kafka: Mapping[str, object] = field(default_factory=dict, repr=False)
     timeout: float = 10.0
     _admin: KafkaAdmin | None = field(default=None, init=False, repr=False, compare=False)
-    _readers: dict[tuple[bool, bool], Reader] = field(
+    _readers: dict[tuple[bool, bool], RecordReader] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -106,7 +106,7 @@ class KafkaSource:
         Raises:
             ConfigError: the error names the property.
         """
-        with closing(Reader(self.brokers, self.kafka)) as reader:
+        with closing(RecordReader(self.brokers, self.kafka)) as reader:
             reader.check()
 
     def identity(self) -> SourceIdentity:
@@ -189,7 +189,9 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no answer.
         """
-        with closing(Reader(self.brokers, self.kafka, committed=False, sparse=True)) as reader:
+        with closing(
+            RecordReader(self.brokers, self.kafka, committed=False, sparse=True)
+        ) as reader:
             return reader.refused(positions, timeout)
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
@@ -210,7 +212,7 @@ class KafkaSource:
 
         Raises the errors of :meth:`identity`.
         """
-        if isinstance(start, Moment):
+        if isinstance(start, StartTime):
             return self.offsets_at(start.timestamp_ms)
         return self.earliest() if start == "earliest" else self.stable_end()
 
@@ -238,14 +240,14 @@ class KafkaSource:
         except WrongInput as error:
             raise Unavailable(f"{doing}: {error}") from error
 
-    def members(self, group: str) -> list[Member]:
+    def members(self, group: str) -> list[GroupMember]:
         """The members of a consumer group; none if there is no such group.
 
         Raises:
             ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
             Unavailable: no answer.
         """
-        return [Member.of(one) for one in members(self._asking, group)]
+        return [GroupMember.of(one) for one in members(self._asking, group)]
 
     def mirrored(self, group: str) -> dict[TopicPartition, Position]:
         """The committed offsets of the group for these topics.
@@ -282,7 +284,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no answer.
         """
-        with closing(Reader(self.brokers, self.kafka)) as reader:
+        with closing(RecordReader(self.brokers, self.kafka)) as reader:
             yield from reader.tables(ranges, needs)
 
     def fetch(
@@ -302,12 +304,12 @@ class KafkaSource:
         """Like :meth:`fetch`, without records of aborted transactions."""
         return self._single(offsets, committed=True).at(partition, offsets)
 
-    def _single(self, offsets: Sequence[int], *, committed: bool) -> Reader:
+    def _single(self, offsets: Sequence[int], *, committed: bool) -> RecordReader:
         """A reader of single records; it reads ahead where they are close to each other."""
         spread = max(offsets, default=0) - min(offsets, default=0)
         sparse = spread > _NEAR * len(offsets) or len(offsets) < _FEW
         if (committed, sparse) not in self._readers:
-            self._readers[committed, sparse] = Reader(
+            self._readers[committed, sparse] = RecordReader(
                 self.brokers, self.kafka, committed=committed, sparse=sparse
             )
         return self._readers[committed, sparse]
@@ -338,7 +340,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no message arrived for ``timeout`` seconds.
         """
-        with closing(Reader(self.brokers, self.kafka, sparse=True)) as reader:
+        with closing(RecordReader(self.brokers, self.kafka, sparse=True)) as reader:
             found = reader.first(positions, frozenset({"timestamp"}), timeout)
         return {
             tp: None if record is None else _milliseconds(record["timestamp"])
@@ -577,7 +579,7 @@ def sample(source: KafkaSource, count: int) -> pa.Table:
         Unavailable: no answer.
     """
     marks = source.watermarks()
-    with closing(Reader(source.brokers, source.kafka)) as reader:
+    with closing(RecordReader(source.brokers, source.kafka)) as reader:
         found = [
             records
             for tp, share in sorted(shares(marks, count).items())
@@ -596,14 +598,16 @@ def shares(marks: Mapping[TopicPartition, Watermarks], count: int) -> dict[Topic
     return {tp: share for tp, share in found.items() if share}
 
 
-def _read(reader: Reader, tp: TopicPartition, marks: Watermarks, share: int) -> Iterator[pa.Table]:
+def _read(
+    reader: RecordReader, tp: TopicPartition, marks: Watermarks, share: int
+) -> Iterator[pa.Table]:
     newest = marks.stable - share // 2
     yield from _oldest(reader, tp, OffsetRange(marks.low, newest), share - share // 2)
     yield from reader.tables({tp: OffsetRange(newest, marks.stable)}, lost="skip")
 
 
 def _oldest(
-    reader: Reader, tp: TopicPartition, range_: OffsetRange, most: int
+    reader: RecordReader, tp: TopicPartition, range_: OffsetRange, most: int
 ) -> Iterator[pa.Table]:
     """The first records of a range: offsets without one, such as aborted records, don't count."""
     with closing(reader.tables({tp: range_}, lost="skip")) as tables:

@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Moment:
+class StartTime:
     """The first record at or after a time.
 
     Attributes:
@@ -22,10 +22,10 @@ class Moment:
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Start = Literal["earliest", "latest"] | Moment
+Start = Literal["earliest", "latest"] | StartTime
 
 
-def parse_moment(value: str | date) -> Moment:
+def parse_moment(value: str | date) -> StartTime:
     """Parse an ISO 8601 date or time; without an offset it is UTC.
 
     Raises:
@@ -43,4 +43,4 @@ def parse_moment(value: str | date) -> Moment:
         raise ValueError("outside of the years 1 to 9999") from None
     # Whole milliseconds, rounded down: the start includes a record of the same millisecond.
     since = value - datetime(1970, 1, 1, tzinfo=UTC)
-    return Moment((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)
+    return StartTime((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)

@@ -20,6 +20,7 @@ from oncely.core import digest
 from oncely.core.batch import (
     Batch,
     Chunk,
+    FileGroup,
     Formed,
     IntArray,
     Packet,
@@ -30,7 +31,6 @@ from oncely.core.batch import (
     RewriteKind,
     Rewritten,
     Staged,
-    Together,
 )
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
 from oncely.core.digest import Digests, Recipe, UInt64
@@ -259,7 +259,7 @@ class StagingTask(Protocol):
 
 
 @dataclass(frozen=True)
-class Judged:
+class Reprocessed:
     """The result of decoding and transforming dead letters again.
 
     Attributes:
@@ -285,11 +285,11 @@ class Judged:
         return np.full(len(row_record), first)
 
 
-Judge = Callable[[Sequence[Reject]], Judged]
+Judge = Callable[[Sequence[Reject]], Reprocessed]
 """Decodes and transforms rejects again. They are sorted by topic, partition and offset."""
 
 
-class Tried(NamedTuple):
+class ReplayResult(NamedTuple):
     """The counts of a replay.
 
     Attributes:
@@ -302,7 +302,7 @@ class Tried(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Portion:
+class LockedDeadLetters:
     """Dead letters for one transaction of a replay.
 
     Attributes:
@@ -312,13 +312,13 @@ class Portion:
     """
 
     rejects: Sequence[Reject]
-    commit: Callable[[Judged | None], Tried]
+    commit: Callable[[Reprocessed | None], ReplayResult]
 
 
 class ReplaysDeadLetters(Protocol):
     """A replay of a sink's dead letters, each processed once."""
 
-    def portion(self, limit: int) -> AbstractContextManager[Portion | None]:
+    def portion(self, limit: int) -> AbstractContextManager[LockedDeadLetters | None]:
         """The next ``limit`` dead letters; None: none are left.
 
         They are taken by compare-and-set: the result takes effect only if no other replay has taken
@@ -456,14 +456,14 @@ class RewritesTogether(Protocol):
     def entries(self) -> Mapping[TopicPartition, Entry]:
         """The present entries of the ledger."""
 
-    def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[Together]:
+    def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[FileGroup]:
         """The groups of these offsets, with all offsets whose rows are inseparable from theirs.
         Offsets that were never committed are left out."""
 
     def rewrite_together(
         self,
         kind: RewriteKind,
-        group: Together,
+        group: FileGroup,
         entries: Mapping[TopicPartition, Entry],
         produce: Produce,
     ) -> Rewritten:
@@ -502,7 +502,7 @@ def stage_rows(task: StagingTask, rows: Iterable[pa.Table]) -> Staged:
         raise
 
 
-def stage_judged(task: StagingTask, judged: Judged) -> tuple[Staged, list[Rejection]]:
+def stage_judged(task: StagingTask, judged: Reprocessed) -> tuple[Staged, list[Rejection]]:
     """Stage the rows of dead letters; returns the staged output and the refused records."""
     refused = list(judged.chunk.rejections)
     if judged.traceable:

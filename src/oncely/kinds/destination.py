@@ -45,7 +45,7 @@ PROBED = (
 
 
 @dataclass(frozen=True)
-class Problem:
+class PlanProblem:
     """A reason why a pipeline cannot run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Inspection:
         denied: the broker denies something for the lack of a right.
     """
 
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[PlanProblem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     slots: Slots | None = None
     denied: bool = False
@@ -87,7 +87,7 @@ class Inspection:
             wrong = isinstance(error, WrongInput)
             # The error may come from a thread without the pipeline's secrets.
             problem, way_out = redact(error.problem), redact(error.way_out)
-            self._add(Problem(error.key or key, problem, way_out, wrong))
+            self._add(PlanProblem(error.key or key, problem, way_out, wrong))
 
     def collect(self, checks: Iterable[Check]) -> None:
         """Execute all checks, and add their errors as problems."""
@@ -97,9 +97,9 @@ class Inspection:
 
     def add(self, key: str, message: str, way_out: str = "") -> None:
         """Add a problem."""
-        self._add(Problem(key, redact(message), redact(way_out)))
+        self._add(PlanProblem(key, redact(message), redact(way_out)))
 
-    def _add(self, problem: Problem) -> None:
+    def _add(self, problem: PlanProblem) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 

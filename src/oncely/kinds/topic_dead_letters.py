@@ -25,7 +25,7 @@ from oncely.core.batch import Reject
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.kafka import topics
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import KafkaRecord, each
 from oncely.kafka.sender import batch_size
 from oncely.kafka.transaction import Message
@@ -203,7 +203,7 @@ class ReplayPosition:
         return not any(epoch > letter.epoch and at <= offset for epoch, at in resets.items())
 
 
-class DeadLetters:
+class DeadLetterTopic:
     """The dead letters of one pipeline.
 
     Args:
@@ -242,7 +242,7 @@ class DeadLetters:
         ends = self.ends()
         position = self.position(certain=False)
         if position is not None:
-            yield from Reading(self._cluster.pipeline_topics, position, ends).letters()
+            yield from DeadLetterReader(self._cluster.pipeline_topics, position, ends).letters()
 
     def ends(self) -> dict[TopicPartition, Position]:
         """The last stable offset of each partition; empty: there is no such topic."""
@@ -284,7 +284,7 @@ class DeadLetters:
         return ReplayPosition(topic_id, positions, view)
 
 
-class Reading:
+class DeadLetterReader:
     """Reads the dead letters once, from the position of replays to some ends.
 
     Attributes:
@@ -314,7 +314,7 @@ class Reading:
             Unavailable: a transaction stayed open, or the broker does not respond.
         """
         topics = self._pipeline_topics
-        with closing(Reader(topics.brokers, topics.kafka)) as reader:
+        with closing(RecordReader(topics.brokers, topics.kafka)) as reader:
             for piece in reader.read(self._ranges, lost="skip", silence=topics.timeout):
                 for tp, offset, record in each(piece.records):
                     self.positions[tp] = offset + 1

@@ -28,7 +28,7 @@ from oncely.kinds.destination import (
     refusal,
 )
 from oncely.kinds.kind import Parts
-from oncely.kinds.topic_dead_letters import DeadLetters, replaying
+from oncely.kinds.topic_dead_letters import DeadLetterTopic, replaying
 from oncely.stores.topic import ledger as ledgers
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View
@@ -78,7 +78,7 @@ def lost_with_a_broker(plans: Iterable[TopicPlan], state: Collection[str]) -> It
 
 
 @dataclass(frozen=True)
-class TopicLedger:
+class LedgerTopic:
     """The ledger topic of one pipeline, and the topic of its dead letters.
 
     Attributes:
@@ -254,9 +254,9 @@ class TopicLedger:
         ]
 
     @contextmanager
-    def _letters(self) -> Iterator[DeadLetters]:
+    def _letters(self) -> Iterator[DeadLetterTopic]:
         with closing(Cluster(replaying(self.pipeline_topics))) as cluster:
-            yield DeadLetters(cluster, self.rejects_topic)
+            yield DeadLetterTopic(cluster, self.rejects_topic)
 
 
 class TopicSettings(Protocol):
@@ -493,8 +493,8 @@ class TopicDestination(Generic[S]):
         return [TopicPlan(name, name in there, *found[name]) for name in names if name in found]
 
     @property
-    def _topics(self) -> TopicLedger:
-        return TopicLedger(self.pipeline_topics, self.given.rejects)
+    def _topics(self) -> LedgerTopic:
+        return LedgerTopic(self.pipeline_topics, self.given.rejects)
 
     @property
     def _has_ledger(self) -> bool:

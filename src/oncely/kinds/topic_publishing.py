@@ -42,11 +42,11 @@ from oncely.errors import InvariantViolation, Unavailable, check
 from oncely.kafka import topics
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message, Transaction
-from oncely.kinds.base import Judged, Portion, Tried
+from oncely.kinds.base import LockedDeadLetters, ReplayResult, Reprocessed
 from oncely.kinds.topic_dead_letters import (
     DeadLetter,
-    DeadLetters,
-    Reading,
+    DeadLetterReader,
+    DeadLetterTopic,
     ReplayPosition,
     again,
     dead_letters,
@@ -202,7 +202,7 @@ _BYTES = 32 << 20  # bytes of dead letters in one transaction
 
 
 @dataclass(frozen=True)
-class Passed:
+class ReplayOutput:
     """The output for dead letters that were processed again.
 
     Attributes:
@@ -242,13 +242,13 @@ class TopicReplay:
         ledger: TopicLedger,
         rejects: str,
         replayer: str,
-        write: Callable[[Judged], Passed],
+        write: Callable[[Reprocessed], ReplayOutput],
         close: Callable[[], None],
     ) -> None:
         self._target, self._rejects, self._replayer = ledger.target, rejects, replayer
         self._judged, self._close = write, close
         self._cluster = Cluster(replaying(ledger.pipeline_topics))
-        self._letters = DeadLetters(self._cluster, rejects)
+        self._letters = DeadLetterTopic(self._cluster, rejects)
         self._ends: Mapping[TopicPartition, Position] | None = None
         self._settled = False
 
@@ -258,7 +258,7 @@ class TopicReplay:
         self._close()
 
     @contextmanager
-    def portion(self, limit: int) -> Iterator[Portion | None]:
+    def portion(self, limit: int) -> Iterator[LockedDeadLetters | None]:
         """The next dead letters, read and not locked: the transaction compares the position of
         replays."""
         if self._ends is None:
@@ -269,7 +269,9 @@ class TopicReplay:
         if taken is None or taken.after == taken.position.positions:
             yield None
         else:
-            yield Portion([one.reject for one in taken.whole], partial(self._commit, taken))
+            yield LockedDeadLetters(
+                [one.reject for one in taken.whole], partial(self._commit, taken)
+            )
 
     def _settle(self) -> None:
         """End a transaction that an earlier replay may have left open: it hides the position."""
@@ -285,7 +287,7 @@ class TopicReplay:
         same_target(_registered(position), self._target, pipeline)
         found: dict[tuple[TopicPartition, int], DeadLetter] = {}
         size = 0
-        reading = Reading(self._cluster.pipeline_topics, position, ends)
+        reading = DeadLetterReader(self._cluster.pipeline_topics, position, ends)
         with closing(reading.letters()) as waiting:
             for one in waiting:
                 found[one.origin] = one  # a record has one dead letter; a copy changes nothing
@@ -295,14 +297,14 @@ class TopicReplay:
         ordered = tuple(found[origin] for origin in sorted(found))
         return _Taken(position, ordered, dict(reading.positions))
 
-    def _commit(self, taken: _Taken, judged: Judged | None) -> Tried:
-        passed = Passed() if judged is None else self._judged(judged)
+    def _commit(self, taken: _Taken, judged: Reprocessed | None) -> ReplayResult:
+        passed = ReplayOutput() if judged is None else self._judged(judged)
         again = [] if judged is None else [judged.again(one) for one in sorted(passed.refused)]
         kept = taken.kept(again)
         self._write(taken, passed, kept)
-        return Tried(len(taken.letters) - len(kept), len(kept))
+        return ReplayResult(len(taken.letters) - len(kept), len(kept))
 
-    def _write(self, taken: _Taken, passed: Passed, kept: Sequence[DeadLetter]) -> None:
+    def _write(self, taken: _Taken, passed: ReplayOutput, kept: Sequence[DeadLetter]) -> None:
         """Write in a transaction: initialise first, then read the position."""
         rejects, pipeline_topics = self._rejects, self._cluster.pipeline_topics
         sizes = topics.largest_batch(self._cluster.admin, [*passed.topics, rejects])
@@ -327,7 +329,7 @@ class TopicReplay:
             writer.commit()
         self._settled = True
 
-    def _amend(self, writer: Transaction, view: View, passed: Passed) -> None:
+    def _amend(self, writer: Transaction, view: View, passed: ReplayOutput) -> None:
         """Write the changes of the positions' totals; only replays write these records."""
         keys, totals = self._cluster.keys, view.totals
         covered = covered_by(totals)

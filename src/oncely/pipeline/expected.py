@@ -20,17 +20,17 @@ from oncely.core.expected import FILTERED, REJECT, ROWS, Changes, ExpectedRecord
 from oncely.core.ranges import TopicPartition
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import table_of
 from oncely.kinds.base import DELETED, Form
-from oncely.runtimes.chunks import Bounds, Processing
+from oncely.runtimes.chunks import ChunkBounds, Processing
 
 if TYPE_CHECKING:
     from oncely.decode.base import Decoder
     from oncely.kinds.destination import Destination
     from oncely.runtimes.row_transform import RowTransform
 
-_BOUNDS = Bounds(seconds=1e9)
+_BOUNDS = ChunkBounds(seconds=1e9)
 _NO_DIGESTS = np.zeros(0, dtype=np.uint64)
 
 
@@ -157,9 +157,9 @@ class PipelineExpected:
             self._reader.close()
 
     @cached_property
-    def _reader(self) -> Reader:
+    def _reader(self) -> RecordReader:
         source = self.pipeline.settings.source
-        return Reader(source.brokers, source.kafka_properties())
+        return RecordReader(source.brokers, source.kafka_properties())
 
     @cached_property
     def _form(self) -> Form:

@@ -27,7 +27,7 @@ _PASSWORD = "PASSWORD"  # noqa: S105 - the name of a variable
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProposalRequest:
     """The arguments of ``oncely init``.
 
     Attributes:
@@ -47,7 +47,7 @@ class Wanted:
     sample: int = 1000
 
 
-def given_pipeline(wanted: Wanted) -> Pipeline:
+def given_pipeline(wanted: ProposalRequest) -> Pipeline:
     """A pipeline with source and sink of the arguments, for its secrets and its source.
 
     Raises:
@@ -59,7 +59,7 @@ def given_pipeline(wanted: Wanted) -> Pipeline:
     return given
 
 
-def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
+def pipeline_file(wanted: ProposalRequest, given: Pipeline, name: str) -> str:
     """The text of a pipeline file that ``oncely plan`` accepts.
 
     Args:
@@ -85,13 +85,13 @@ def pipeline_file(wanted: Wanted, given: Pipeline, name: str) -> str:
     return written(made.raw, _head(wanted, records, name), made.above, made.behind)
 
 
-def exports(wanted: Wanted) -> str:
+def exports(wanted: ProposalRequest) -> str:
     """The shell command that sets the file's variable for the brokers; empty if ``--brokers`` names
     a variable."""
     return "" if "${" in wanted.brokers else f"export {_BROKERS}={shlex.quote(wanted.brokers)}"
 
 
-def _settings(wanted: Wanted) -> dict[str, Any]:
+def _settings(wanted: ProposalRequest) -> dict[str, Any]:
     source: dict[str, Any] = {
         "brokers": wanted.brokers,
         "topics": [wanted.topic],
@@ -110,7 +110,7 @@ def _settings(wanted: Wanted) -> dict[str, Any]:
     return {"name": name, "source": source, "sink": _sink(wanted)}
 
 
-def _sink(wanted: Wanted) -> dict[str, Any]:
+def _sink(wanted: ProposalRequest) -> dict[str, Any]:
     """The sink of ``--to``; if that is a variable, the file names the variable."""
     named = _FILLED.fullmatch(wanted.to or "")
     if named is None:
@@ -128,7 +128,7 @@ def _variable(key: str) -> str:
 
 
 @at_start()
-def _records(pipeline: Pipeline, wanted: Wanted) -> Records:
+def _records(pipeline: Pipeline, wanted: ProposalRequest) -> Records:
     found = sample(pipeline.source, wanted.sample)
     if not found.num_rows:
         raise WrongInput(
@@ -168,7 +168,7 @@ def _without_password(made: Proposal) -> dict[str, Any]:
     return sink
 
 
-def _head(wanted: Wanted, records: Records, name: str) -> list[str]:
+def _head(wanted: ProposalRequest, records: Records, name: str) -> list[str]:
     return [
         f"Proposed by `oncely init` from {len(records.values):,} records of {wanted.topic}.",
         "Read it, then:",

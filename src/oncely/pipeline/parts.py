@@ -18,7 +18,7 @@ from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaCh
 from oncely.extras import require
 from oncely.kafka import properties
 from oncely.kafka.source import KafkaSource
-from oncely.kafka.start import Moment
+from oncely.kafka.start import StartTime
 from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
 from oncely.pipeline.stored_destination import store_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline.expected import PipelineExpected
     from oncely.runtimes.batches.run import CommitsBatches
-    from oncely.runtimes.chunks import Bounds
+    from oncely.runtimes.chunks import ChunkBounds
     from oncely.runtimes.dropping import Drops
     from oncely.runtimes.jobs.base import Jobs
     from oncely.runtimes.row_transform import RowTransform
@@ -120,7 +120,7 @@ class Parts:
     def decoder(self) -> Decoder:
         """The decoder of records; those of ``filter.drop`` are dropped."""
         from oncely.pipeline.decoding import decoder_of
-        from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
+        from oncely.runtimes.dropping import DropCondition, DroppingDecoder, Functions
 
         settings, rounding = self.settings, self.settings.sink.rounding == "allow"
         decoder = decoder_of(settings.decode, settings.source.topics, rounding=rounding)
@@ -128,7 +128,7 @@ class Parts:
             decoder = DroppingDecoder(decoder, Functions(self.drops))
         if self.settings.filter.drop is None:
             return decoder
-        drop = Condition(self.settings.filter.drop)
+        drop = DropCondition(self.settings.filter.drop)
         drop.check()
         return DroppingDecoder(decoder, drop)
 
@@ -352,14 +352,14 @@ class Parts:
             return None
         return Interval() if given is None else Interval(given.seconds, given.records)
 
-    def _bounds(self) -> Bounds:
+    def _bounds(self) -> ChunkBounds:
         """The maximum size of one commit of a task."""
-        from oncely.runtimes.chunks import Bounds
+        from oncely.runtimes.chunks import ChunkBounds
 
-        interval, usual = self.settings.commit_interval, Bounds()
+        interval, usual = self.settings.commit_interval, ChunkBounds()
         if interval is None or self.settings.delivery == "none":
             return usual
-        return Bounds(
+        return ChunkBounds(
             min(interval.records or usual.records, usual.records),
             usual.bytes,
             min(interval.seconds or usual.seconds, usual.seconds),
@@ -391,7 +391,7 @@ class Parts:
             ConfigError: ``source.start``.
         """
         start = self.settings.source.start
-        if not isinstance(start, Moment) or start.timestamp_ms <= time.time() * 1000:
+        if not isinstance(start, StartTime) or start.timestamp_ms <= time.time() * 1000:
             return
         if not (known or self.destination.look()).positions:
             raise ConfigError(

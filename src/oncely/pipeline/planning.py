@@ -22,7 +22,7 @@ from oncely.kinds.destination import (
     Connections,
     Inspection,
     LedgerState,
-    Problem,
+    PlanProblem,
     SinkFacts,
     SinkPlan,
     TopicPlan,
@@ -85,7 +85,7 @@ class Plan:
 
     name: str
     guarantee: Guarantee
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[PlanProblem, ...] = ()
     source: SourceFacts | None = None
     epoch: int = 0
     sink: SinkFacts | None = None

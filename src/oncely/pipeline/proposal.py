@@ -47,7 +47,7 @@ _LOGICAL = {
 """The time of a number, by the name of its schema."""
 
 
-class Member(NamedTuple):
+class JsonMember(NamedTuple):
     """A member of JSON objects.
 
     Attributes:
@@ -116,7 +116,7 @@ class Records:
         return [one["payload"] if one and self.wrapped else one for one in self._objects]
 
     @cached_property
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, JsonMember]:
         """The members of the values that are objects."""
         return _members([one for one in self.objects if one is not None])
 
@@ -260,16 +260,16 @@ def _json(made: Proposal, records: Records, objects: int, values: int) -> None:
         made.remark("decode.schema", 'schema = "infer" lets the columns grow with the records.')
 
 
-def _members(objects: Iterable[dict[str, Any]]) -> dict[str, Member]:
+def _members(objects: Iterable[dict[str, Any]]) -> dict[str, JsonMember]:
     values: dict[str, list[Any]] = {}
     for one in objects:
         for name, value in one.items():
             values.setdefault(name, []).extend([] if value is None else [value])
-    return {name: Member(some, *proposed_type(name, some)) for name, some in values.items()}
+    return {name: JsonMember(some, *proposed_type(name, some)) for name, some in values.items()}
 
 
 def proposed_type(name: str, values: Sequence[Any]) -> tuple[str, str]:
-    """A type that holds all values of a member, and :attr:`Member.varies`.
+    """A type that holds all values of a member, and :attr:`JsonMember.varies`.
 
     It is the type that a column gets from inference (:mod:`oncely.decode.infer`), unless the values
     contradict each other, are texts that are all dates or times, or may be amounts of money.
@@ -303,7 +303,7 @@ def _kind_of_text(text: str) -> str:
     return "STRING" if parse_timestamp(text, zoned=True) is None else "TIMESTAMP"
 
 
-def _columns(members: dict[str, Member]) -> Iterator[tuple[str, str]]:
+def _columns(members: dict[str, JsonMember]) -> Iterator[tuple[str, str]]:
     """Name and type of each member that has a name and a value."""
     for name, one in members.items():
         if one.values and name:
@@ -403,7 +403,7 @@ def _text_key(made: Proposal, records: Records, more: dict[str, Any]) -> None:
         made.behind["decode.key.column"] = "the key and this column of the value are the same"
 
 
-def _is_key(name: str, member: Member, records: Records) -> bool:
+def _is_key(name: str, member: JsonMember, records: Records) -> bool:
     """True if a text or whole number of every value is also its record's key."""
     texts = [one and one.get(name) for one in records.objects]
     return member.type in ("STRING", "BIGINT") and all(

@@ -29,7 +29,7 @@ from oncely.errors import TopicMissing, WrongInput
 from oncely.extras import require
 from oncely.kafka.records import shown
 from oncely.kafka.start import parse_moment
-from oncely.kinds.base import Judge, Judged
+from oncely.kinds.base import Judge, Reprocessed
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
@@ -132,7 +132,7 @@ _GROUPED, _FILTERED = 1_000, 100_000
 """Dead letters that are read to group, and to filter them: they are in memory with their values."""
 
 
-class Reason(NamedTuple):
+class RejectReason(NamedTuple):
     """A group of dead letters whose reasons differ in numbers and quoted values only."""
 
     reason: str
@@ -152,7 +152,7 @@ class Rejects:
 
     listed: tuple[Reject, ...]
     total: int
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[RejectReason, ...] = ()
     scanned: int = 0
 
 
@@ -165,7 +165,7 @@ def rejects(pipeline: Parts, limit: int, which: RejectFilter | None, *, discarde
     return Rejects(
         tuple(chosen[:limit]),
         total if which is None else len(chosen),
-        tuple(Reason(*one) for one in summary.reasons),
+        tuple(RejectReason(*one) for one in summary.reasons),
         scanned=len(found) if total > len(found) else 0,
     )
 
@@ -201,7 +201,7 @@ class Discarded:
         shown: identifies the dead letters: others have another text.
     """
 
-    reasons: tuple[Reason, ...]
+    reasons: tuple[RejectReason, ...]
     executed: bool
     shown: str
 
@@ -252,7 +252,7 @@ def discard(
             with attempt:
                 chosen = _Chosen(which, shown)
                 found = Counter(discarding(chosen, execute, chosen.check))
-    return Discarded(tuple(Reason(*one) for one in found.most_common()), execute, str(chosen))
+    return Discarded(tuple(RejectReason(*one) for one in found.most_common()), execute, str(chosen))
 
 
 def _judge(pipeline: Parts, spark: SparkSession | None, *, headers: bool) -> Judge:
@@ -264,14 +264,14 @@ def _judge(pipeline: Parts, spark: SparkSession | None, *, headers: bool) -> Jud
 
     same = _same_topics(pipeline)
 
-    def judge(found: Sequence[Reject]) -> Judged:
+    def judge(found: Sequence[Reject]) -> Reprocessed:
         records = _as_in_topic(pipeline, found, same)
         chunk = again.chunk(records_of(records))
         if pipeline.spark_transform is None or spark is None:
-            return Judged(chunk, records)
+            return Reprocessed(chunk, records)
         rows = transform_rows(spark, pipeline.spark_transform, chunk.rows)
         first = np.zeros(rows.num_rows, dtype=np.int64)
-        return Judged(replace(chunk, rows=rows, row_record=first), records, traceable=False)
+        return Reprocessed(replace(chunk, rows=rows, row_record=first), records, traceable=False)
 
     return judge
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from oncely.audit.report import Finding
 from oncely.commit import rewrite as commit
 from oncely.commit.backoff import Backoff
-from oncely.commit.rewrite import NOTHING, Damage, entry_of, spans
-from oncely.core.batch import Chunk, Produce, Reject, RewriteKind, Rewritten, Together, add_up
+from oncely.commit.rewrite import NOTHING, RecordsToRepair, entry_of, spans
+from oncely.core.batch import Chunk, FileGroup, Produce, Reject, RewriteKind, Rewritten, add_up
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 from oncely.errors import ConfigError, WrongInput
 from oncely.kinds.base import RewritesRecords, RewritesTogether
-from oncely.pipeline.reread import Work, records_gone, rewriting
+from oncely.pipeline.reread import RepairContext, records_gone, rewriting
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
@@ -146,7 +146,7 @@ def repair(
 
 
 def _repair_records(
-    work: Work[RewritesRecords], found: Sequence[Finding], max_removed: int
+    work: RepairContext[RewritesRecords], found: Sequence[Finding], max_removed: int
 ) -> Repaired:
     """Process all portions twice: nothing is written before it is known what would be removed."""
     impossible = [Impossible(one, reason) for one in found if (reason := _no_place(one))]
@@ -183,7 +183,7 @@ def _no_place(one: Finding) -> str:
     return NO_RECORD if one.offset < 0 else ""
 
 
-def _removes(work: Work[RewritesRecords], damage: Damage) -> Mapping[str, int]:
+def _removes(work: RepairContext[RewritesRecords], damage: RecordsToRepair) -> Mapping[str, int]:
     """Rows and rejects in whose place their records produce nothing."""
     offsets = commit.spans(one for one in damage.offsets if one not in damage.lost)
     if not offsets:
@@ -206,8 +206,8 @@ def _portions(found: Sequence[Finding]) -> Iterator[list[Finding]]:
 
 
 def _damage(
-    work: Work[RewritesRecords], portion: Sequence[Finding]
-) -> tuple[Damage | None, list[Impossible]]:
+    work: RepairContext[RewritesRecords], portion: Sequence[Finding]
+) -> tuple[RecordsToRepair | None, list[Impossible]]:
     """The damage of a portion, and the findings that can't be repaired."""
     tp = portion[0].partition
     assert tp is not None  # noqa: S101 - for mypy
@@ -227,11 +227,11 @@ def _damage(
     surplus, lost = (
         {o.offset or 0 for o in portion if o.kind == k} for k in ("unexpected", "lost")
     )
-    return Damage(tp, offsets, surplus & set(offsets), chunk, lost - surplus), left
+    return RecordsToRepair(tp, offsets, surplus & set(offsets), chunk, lost - surplus), left
 
 
 def _impossible(
-    work: Work[RewritesRecords],
+    work: RepairContext[RewritesRecords],
     one: Finding,
     records: Mapping[int, Reject],
     ours: Sequence[OffsetRange],
@@ -276,7 +276,7 @@ def backfill(
 
 
 def _backfill_records(
-    work: Work[RewritesRecords], ranges: Mapping[TopicPartition, OffsetRange]
+    work: RepairContext[RewritesRecords], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     if reason := work.sink.lacks("backfill"):
         raise ConfigError("sink.kind", reason, way_out="write into a new topic")
@@ -299,7 +299,7 @@ def _parts(whole: OffsetRange, committed: Sequence[OffsetRange]) -> Iterator[Off
 
 
 def _committed_part(
-    work: Work[RewritesRecords], tp: TopicPartition, wanted: OffsetRange
+    work: RepairContext[RewritesRecords], tp: TopicPartition, wanted: OffsetRange
 ) -> OffsetRange:
     """The part of a range that the pipeline has committed.
 
@@ -319,7 +319,9 @@ def _committed_part(
     return OffsetRange(start, end)
 
 
-def _backfill_part(work: Work[RewritesRecords], tp: TopicPartition, part: OffsetRange) -> Rewritten:
+def _backfill_part(
+    work: RepairContext[RewritesRecords], tp: TopicPartition, part: OffsetRange
+) -> Rewritten:
     records = work.fetch(tp, range(part.start, part.end))
     low = work.pipeline.source.watermarks()[tp].low
     if low > part.start:  # read after the records: nothing was deleted before they were read
@@ -345,7 +347,7 @@ Spans = Mapping[TopicPartition, Sequence[OffsetRange]]
 
 
 def repair_together(
-    work: Work[RewritesTogether], found: Sequence[Finding], max_removed: int
+    work: RepairContext[RewritesTogether], found: Sequence[Finding], max_removed: int
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.repair`."""
     files = {one.file for one in found if one.file}
@@ -377,7 +379,7 @@ def repair_together(
 
 
 def backfill_together(
-    work: Work[RewritesTogether], ranges: Mapping[TopicPartition, OffsetRange]
+    work: RepairContext[RewritesTogether], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
     """See :func:`oncely.pipeline.repair.backfill`; a range is widened to whole files."""
     for tp in ranges:
@@ -423,10 +425,10 @@ def _place(one: Finding) -> Spans:
 
 
 def _joined(places: Collection[Spans] | Iterator[Spans]) -> Spans:
-    return commit.together([Together(spans) for spans in places]).spans
+    return commit.together([FileGroup(spans) for spans in places]).spans
 
 
-def _contains(group: Together, spans: Spans) -> bool:
+def _contains(group: FileGroup, spans: Spans) -> bool:
     return any(
         one.overlaps(other)
         for tp, own in spans.items()
@@ -435,7 +437,7 @@ def _contains(group: Together, spans: Spans) -> bool:
     )
 
 
-def _reason(work: Work[RewritesTogether], group: Together) -> str:
+def _reason(work: RepairContext[RewritesTogether], group: FileGroup) -> str:
     """The reason why a group can't be rewritten; empty if it can."""
     for tp, own in group.spans.items():
         if tp.topic in work.compacted:
@@ -445,7 +447,7 @@ def _reason(work: Work[RewritesTogether], group: Together) -> str:
     return group.problem
 
 
-def _is_gone(work: Work[RewritesTogether], tp: TopicPartition, offset: int) -> bool:
+def _is_gone(work: RepairContext[RewritesTogether], tp: TopicPartition, offset: int) -> bool:
     return tp not in work.lows or offset < work.lows[tp]
 
 
@@ -453,9 +455,9 @@ def _is_gone(work: Work[RewritesTogether], tp: TopicPartition, offset: int) -> b
 
 
 def _rewritten(
-    work: Work[RewritesTogether],
+    work: RepairContext[RewritesTogether],
     kind: RewriteKind,
-    groups: Sequence[Together],
+    groups: Sequence[FileGroup],
     done: Repaired,
 ) -> Repaired:
     total: Rewritten = done.done
@@ -469,9 +471,9 @@ def _rewritten(
     return replace(done, done=total, files=files)
 
 
-def _portions_together(groups: Sequence[Together]) -> Iterator[Together]:
+def _portions_together(groups: Sequence[FileGroup]) -> Iterator[FileGroup]:
     """Groups for one transaction each."""
-    portion: list[Together] = []
+    portion: list[FileGroup] = []
     for group in groups:
         if portion and sum(one.offsets for one in (*portion, group)) > _A_TRANSACTION:
             yield commit.together(portion)
@@ -481,7 +483,7 @@ def _portions_together(groups: Sequence[Together]) -> Iterator[Together]:
         yield commit.together(portion)
 
 
-def _produce(work: Work[RewritesTogether]) -> Produce:
+def _produce(work: RepairContext[RewritesTogether]) -> Produce:
     def produce(
         tp: TopicPartition, whole: OffsetRange, without: Collection[int]
     ) -> Iterator[Chunk]:

@@ -30,7 +30,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Work(Generic[S]):
+class RepairContext(Generic[S]):
     """What repairs and backfills of a pipeline have in common.
 
     Attributes:
@@ -134,7 +134,7 @@ def rewriting(
     *,
     execute: bool,
     progress: Callable[[int], None],
-) -> Iterator[Work[Any]]:
+) -> Iterator[RepairContext[Any]]:
     """Check the pipeline, and begin; what is rewritten is appended to an event log."""
     if pipeline.settings.delivery != "exactly_once":
         raise ConfigError(
@@ -159,7 +159,7 @@ def rewriting(
         if path is not None and execute:
             log = EventLog(path, pipeline.settings.name, pipeline.secrets)
             tell = _telling(stack.enter_context(log))
-        yield Work(
+        yield RepairContext(
             pipeline,
             sink,
             schema,

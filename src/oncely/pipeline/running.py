@@ -30,10 +30,10 @@ from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
 from oncely.prometheus import CONTENT_TYPE
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
+from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
 from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.jobs.processes import ProcessJobs, prepare
-from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.runtimes.stop import StopSignal
@@ -66,8 +66,8 @@ class Http:
     """
 
     address: str | None = None
-    polling_ttl: float = Limits.polling
-    consuming_ttl: float = Limits.consuming
+    polling_ttl: float = TimesToLive.polling
+    consuming_ttl: float = TimesToLive.consuming
     metrics: str | None = None
     names: tuple[str, ...] = ()
 
@@ -132,7 +132,7 @@ def _health(given: Probed, http: Http) -> Health:
     return Health(
         settings.name,
         given.group or settings.shown_group or settings.name,
-        Limits(http.polling_ttl + pause, http.consuming_ttl + pause),
+        TimesToLive(http.polling_ttl + pause, http.consuming_ttl + pause),
         given.pipeline.secrets,
     )
 
@@ -365,7 +365,7 @@ def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
             jobs,
             batches,
             pipeline.takeovers(batches.ledger, given.listener),
-            Mirror(pipeline.source, pipeline.mirror_group),
+            GroupOffsetPublisher(pipeline.source, pipeline.mirror_group),
             pipeline.settings.trigger_seconds,
             pipeline.settings.max_records_per_batch,
             given.stop,

@@ -16,7 +16,7 @@ from oncely.kinds.destination import LedgerState
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
-    from oncely.kafka.group import Member
+    from oncely.kafka.group import GroupMember
     from oncely.pipeline.parts import Parts
     from oncely.stores.sql.tables import Activity
 
@@ -95,7 +95,7 @@ class Status:
     activity: Activity | None = None
     waits: float = 0.0
     hidden: str = ""
-    members: Mapping[str, Sequence[Member]] | None = None
+    members: Mapping[str, Sequence[GroupMember]] | None = None
     limited: str = ""
     pause: float = 0.0
 
@@ -229,7 +229,7 @@ def status(pipeline: Parts) -> Status:
     )
 
 
-def _members(pipeline: Parts) -> Mapping[str, Sequence[Member]] | None:
+def _members(pipeline: Parts) -> Mapping[str, Sequence[GroupMember]] | None:
     settings = pipeline.settings
     groups = (settings.worker_group, settings.standby_group)
     try:

@@ -19,7 +19,7 @@ from oncely.kafka.source import KafkaSource
 from oncely.kinds.sql.destination import check_table
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import Wanted
+from oncely.kinds.sql.table import TableSpec
 from oncely.kinds.sql_ledger import look
 from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.runtimes.spark.plugin import (
@@ -129,7 +129,7 @@ def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema) -> SqlSink:
     return SqlSink(
         pipeline=name,
         dialect=dialect_for(settings.url.get_secret_value(), settings.connect_timeout),
-        wanted=Wanted(
+        wanted=TableSpec(
             settings.table, schema, settings.keys, settings.version, settings.rounding == "allow"
         ),
         create=settings.create,

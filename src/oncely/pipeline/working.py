@@ -18,10 +18,10 @@ from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import RunOptions, observed
 from oncely.pipeline.standby import work_when_alone
-from oncely.runtimes.goal import Goal
+from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.worker.assignment import Limits
-from oncely.runtimes.worker.filters import Gates, Waits
+from oncely.runtimes.worker.assignment import BufferLimits
+from oncely.runtimes.worker.filters import Delay, Throttle
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
 
@@ -113,20 +113,20 @@ def _work(pipeline: Parts, given: RunOptions) -> bool:
             ),
         ),
         # A second commit is decoded while one is in hand.
-        limits=Limits(records, bytes=worker.buffer // 8, buffered_bytes=worker.buffer // 2),
+        limits=BufferLimits(records, bytes=worker.buffer // 8, buffered_bytes=worker.buffer // 2),
         revoke_seconds=worker.revoke_timeout,
         restarts=worker.on_rebalance == "restart",
         patience=worker.patience,
         stop=given.stop,
         listener=given.listener,
-        gates=Gates(waits),
+        gates=Throttle(waits),
     )
     try:
         if not _begun(run, given.stop):
             return False
         goal = None
         if given.until == "latest":
-            goal = Goal(replace(source), pipeline.settings.source.on_gap, source.stable_end())
+            goal = EndOffsets(replace(source), pipeline.settings.source.on_gap, source.stable_end())
         done = member.work(goal)
         run.ledger.finish()
         return done
@@ -169,9 +169,9 @@ def _sink_of(pipeline: Parts) -> CommitsChunks:
     return sink.for_worker() if isinstance(sink, SendsOffsets) else sink
 
 
-def _waits(given: FilterSettings) -> Waits:
+def _waits(given: FilterSettings) -> Delay:
     rate, delay = given.throttle, given.delay
-    return Waits(
+    return Delay(
         None if delay is None else round(delay * 1000),
         None if rate is None else (rate.records, round(rate.seconds * 1000)),
     )

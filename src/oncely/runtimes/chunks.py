@@ -31,7 +31,7 @@ from oncely.runtimes.row_transform import RowTransform
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ChunkBounds:
     """The limits of a chunk, of which the first one applies."""
 
     records: int = 100_000
@@ -44,7 +44,7 @@ Letters = Callable[[pa.Table, Sequence[Origin], Sequence[Rejection]], list[Rejec
 """Creates dead letters: (the rejected records' columns, their origins, the reasons)."""
 
 
-_ALL_AT_ONCE = Bounds(records=1 << 40, bytes=1 << 60, seconds=1e9)
+_ALL_AT_ONCE = ChunkBounds(records=1 << 40, bytes=1 << 60, seconds=1e9)
 
 
 def _no_letters(*_: Any) -> list[Reject]:
@@ -71,7 +71,7 @@ class Processing:
         self,
         starts: Mapping[TopicPartition, Position],
         tables: Iterable[pa.Table],
-        bounds: Bounds = _ALL_AT_ONCE,
+        bounds: ChunkBounds = _ALL_AT_ONCE,
     ) -> Iterator[Chunk]:
         """Yield a chunk whenever one is full, and the rest at the end of the input.
 
@@ -170,7 +170,7 @@ class _Part:
     bytes: int
 
 
-def _slices(records: pa.Table, bounds: Bounds) -> Iterator[pa.Table]:
+def _slices(records: pa.Table, bounds: ChunkBounds) -> Iterator[pa.Table]:
     """Pieces small enough that no chunk exceeds its limits by much."""
     if not records.num_rows:
         return
@@ -180,7 +180,7 @@ def _slices(records: pa.Table, bounds: Bounds) -> Iterator[pa.Table]:
         yield records.slice(at, step)
 
 
-def _full(parts: Sequence[_Part], began: float, bounds: Bounds) -> bool:
+def _full(parts: Sequence[_Part], began: float, bounds: ChunkBounds) -> bool:
     return (
         sum(part.records.num_rows for part in parts) >= bounds.records
         or sum(part.bytes for part in parts) >= bounds.bytes

@@ -32,7 +32,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Condition:
+class DropCondition:
     """A condition in SQL over the columns of a record. A row of it is a record that is kept."""
 
     sql: str
@@ -136,7 +136,7 @@ class DroppingDecoder:
     """
 
     decoder: Decoder
-    drop: Condition | Functions | None = None
+    drop: DropCondition | Functions | None = None
     expire: float | None = None
     clock: Callable[[], float] = time.time
 

@@ -16,7 +16,7 @@ _LOOK_SECONDS = 30.0  # a broker that has lost its leadership may answer for les
 
 
 @dataclass
-class Goal:
+class EndOffsets:
     """The ends that are to be reached.
 
     Attributes:

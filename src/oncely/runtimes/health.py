@@ -34,7 +34,7 @@ from oncely.secrets import Secrets
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimesToLive:
     """Times to live in seconds.
 
     Attributes:
@@ -61,7 +61,7 @@ class Health:
 
     pipeline: str
     group: str
-    limits: Limits = field(default_factory=Limits)
+    limits: TimesToLive = field(default_factory=TimesToLive)
     secrets: Secrets = field(default_factory=Secrets)
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time

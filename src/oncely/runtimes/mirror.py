@@ -18,7 +18,7 @@ from oncely.threads import Thread
 log = logging.getLogger(__name__)
 
 
-class Mirror:
+class GroupOffsetPublisher:
     """Sends the newest positions; those that arrive during a request replace the waiting ones."""
 
     def __init__(self, source: KafkaSource, group: str | None) -> None:

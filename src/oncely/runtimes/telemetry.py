@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
-from oncely.telemetry import Consumer, Messages, consumer_of, using
+from oncely.telemetry import Consumer, MessageRange, consumer_of, using
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Telemetry:
         batch, began = planned
         more = {"oncely.batch": batch.batch_id, "oncely.epoch": epoch}
         for tp, one in batch.ranges.items():
-            messages = Messages(*tp, one.start, one.end, None)
+            messages = MessageRange(*tp, one.start, one.end, None)
             self.consumer.processed(messages, time.monotonic() - began, more, error)
 
     def _committed(self, event: events.BatchCommitted) -> None:
@@ -66,7 +66,7 @@ class Telemetry:
         for tp, ranges in done.items():
             first = min(one.range.start for one in ranges)
             last = max(one.range.end for one in ranges)
-            messages = Messages(*tp, first, last, sum(one.records for one in ranges))
+            messages = MessageRange(*tp, first, last, sum(one.records for one in ranges))
             self.consumer.count(messages)
             if self.spans:
                 self.consumer.processed(messages, event.seconds, _attributes(event, ranges))

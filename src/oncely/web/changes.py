@@ -16,7 +16,7 @@ from oncely.wording import plural
 
 
 @dataclass(frozen=True)
-class Job:
+class Change:
     """A change, and its result.
 
     Attributes:
@@ -34,15 +34,15 @@ class Job:
     at: datetime = field(default_factory=lambda: datetime.now(UTC), compare=False)
 
 
-class Changes:
+class RunningChanges:
     """The last change of each pipeline; one at a time of each, in a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, Change] = {}
         self._threads: dict[str, threading.Thread] = {}
 
-    def of(self, name: str) -> Job | None:
+    def of(self, name: str) -> Change | None:
         """The last change of a pipeline."""
         with self._lock:
             return self._jobs.get(name)
@@ -57,7 +57,7 @@ class Changes:
         """
 
         def told(moved: int, kept: int) -> None:
-            self._set(name, Job(title, "running", f"{moved:,} written, {kept:,} kept so far"))
+            self._set(name, Change(title, "running", f"{moved:,} written, {kept:,} kept so far"))
 
         def work() -> str:
             moved, kept = pipeline.replay(progress=told)
@@ -122,21 +122,21 @@ class Changes:
         def go() -> None:
             done = tried(pipeline, work)
             if isinstance(done, Problem):
-                self._set(name, Job(title, "failed", problem=done))
+                self._set(name, Change(title, "failed", problem=done))
             else:
-                self._set(name, Job(title, "done", done))
+                self._set(name, Change(title, "done", done))
             after()
 
         with self._lock:
             last = self._jobs.get(name)
             if last is not None and last.state == "running":
                 return False
-            self._jobs[name] = Job(title, "running")
+            self._jobs[name] = Change(title, "running")
             thread = threading.Thread(target=go, name="change", daemon=True)
             self._threads[name] = thread
         thread.start()
         return True
 
-    def _set(self, name: str, job: Job) -> None:
+    def _set(self, name: str, job: Change) -> None:
         with self._lock:
             self._jobs[name] = job

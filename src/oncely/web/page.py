@@ -18,7 +18,7 @@ from oncely.audit.report import Report
 from oncely.audit.wording import verdict_sentence
 from oncely.core.ranges import TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
-from oncely.kafka.group import Member
+from oncely.kafka.group import GroupMember
 from oncely.kafka.reset import VERBS
 from oncely.kafka.source import PartitionLag
 from oncely.pipeline.offsets import FENCED, Reset
@@ -26,7 +26,7 @@ from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level
 from oncely.reject_summary import printable
 from oncely.verify.reading import AMENDMENTS
-from oncely.web.changes import Job
+from oncely.web.changes import Change
 from oncely.web.model import (
     Detail,
     Epoch,
@@ -80,7 +80,7 @@ def pipeline(
     overview: Overview | None,
     detail: Detail | None,
     audit: Report | None,
-    job: Job | None,
+    job: Change | None,
     form_token: str | None,
 ) -> str:
     """The page of one pipeline."""
@@ -350,7 +350,7 @@ def _read_at(at: datetime, stale: object) -> str:
 # -- one pipeline ----------------------------------------------------------------------------------
 
 
-def _job(job: Job | None) -> str:
+def _job(job: Change | None) -> str:
     if job is None:
         return ""
     states = {"running": "is going on", "done": "is done", "failed": "has failed"}
@@ -362,7 +362,7 @@ def _job(job: Job | None) -> str:
     )
 
 
-def _members(found: Mapping[str, Sequence[Member]] | None) -> str:
+def _members(found: Mapping[str, Sequence[GroupMember]] | None) -> str:
     if found is None:
         return "not known"
     told = (

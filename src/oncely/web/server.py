@@ -34,7 +34,7 @@ from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
 from oncely.web import page
 from oncely.web.access import TOKEN, Access
 from oncely.web.audits import newest
-from oncely.web.changes import Changes
+from oncely.web.changes import RunningChanges
 from oncely.web.model import Problem, Subject
 from oncely.web.style import SCRIPT, STYLE
 from oncely.web.watch import Watched
@@ -165,7 +165,7 @@ class Site:
     watched: Sequence[Watched]
     access: Access
     audits: Path | None = None
-    changes: Changes = field(default_factory=Changes)
+    changes: RunningChanges = field(default_factory=RunningChanges)
     ended: Callable[[], bool] = lambda: False
 
     def app(self) -> Starlette:

@@ -18,7 +18,7 @@ from oncely.kafka.client import KafkaAdmin, at_start, refuse_strangers
 from oncely.kafka.source import KafkaSource
 from oncely.peers import protocol_at
 from oncely.pipeline import Pipeline
-from oncely.pipeline.init import Wanted, pipeline_file
+from oncely.pipeline.init import ProposalRequest, pipeline_file
 from oncely.pipeline.running import preflight
 from oncely.stores.sql.postgres import _refuse_broker
 from oncely.testing.servers.ports import free_port
@@ -140,7 +140,7 @@ def test_it_waits_for_one_that_says_nothing() -> None:
         (Pipeline.partition_offsets, True),
         (preflight, True),
         (Pipeline.work, True),
-        (lambda one: pipeline_file(Wanted(one.source.brokers, "t"), one, "f"), True),
+        (lambda one: pipeline_file(ProposalRequest(one.source.brokers, "t"), one, "f"), True),
         (Pipeline.preflight, False),  # also when a run that is under way begins again
         (lambda one: one.source.stable_end(), False),
     ],

@@ -15,7 +15,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import DataLost, Unavailable
 from oncely.kafka import reader as readers
 from oncely.kafka.inbox import ColumnInbox
-from oncely.kafka.reader import Piece, Reader, _runs
+from oncely.kafka.reader import Piece, RecordReader, _runs
 from oncely.kafka.records import RECORDS
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -183,12 +183,14 @@ def records(tp: TopicPartition, *offsets: int) -> list[Message]:
     return [Message(tp, one) for one in offsets]
 
 
-def a_reader(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Reader:
+def a_reader(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> RecordReader:
     monkeypatch.setattr(readers, "make", broker)
-    return Reader("h:1", {})
+    return RecordReader("h:1", {})
 
 
-def read(reader: Reader, *given: tuple[TopicPartition, int, int], **options: Any) -> list[Piece]:
+def read(
+    reader: RecordReader, *given: tuple[TopicPartition, int, int], **options: Any
+) -> list[Piece]:
     ranges = {tp: OffsetRange(start, end) for tp, start, end in given}
     return list(reader.read(ranges, frozenset({"value"}), **{"silence": 0.05} | options))
 

@@ -13,7 +13,7 @@ from oncely.commit.replay import replay
 from oncely.core.batch import Reject, StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.errors import InvariantViolation, Stopped, Unavailable
-from oncely.kinds.base import Judged, Portion, Tried
+from oncely.kinds.base import LockedDeadLetters, ReplayResult, Reprocessed
 from tests.replaytools import judging
 from tests.sinktools import T0
 
@@ -28,13 +28,15 @@ class Letters:
     done: list[int] = field(default_factory=list)
 
     @contextmanager
-    def portion(self, limit: int) -> Iterator[Portion | None]:
+    def portion(self, limit: int) -> Iterator[LockedDeadLetters | None]:
         taken = self.waiting[:limit]
         if not taken:
             yield None
             return
         self.sizes.append(len(taken))
-        yield Portion([reject(one) for one in taken], lambda _: Tried(len(taken), 0))
+        yield LockedDeadLetters(
+            [reject(one) for one in taken], lambda _: ReplayResult(len(taken), 0)
+        )
         if self.errors and (error := self.errors.pop(0)):
             raise error
         self.waiting = self.waiting[limit:]
@@ -45,7 +47,7 @@ def reject(offset: int) -> Reject:
     return Reject(T0, offset, None, None, b"", (), "decode", "no JSON")
 
 
-def tried(letters: Letters, limit: int = 2) -> tuple[Tried, list[tuple[int, int]]]:
+def tried(letters: Letters, limit: int = 2) -> tuple[ReplayResult, list[tuple[int, int]]]:
     told: list[tuple[int, int]] = []
     waits = Backoff(1, 8, 3, wait=lambda _: None)
     done = replay(letters, judging(), waits, limit, lambda *at: told.append(at))
@@ -82,7 +84,7 @@ def test_other_errors_end_it() -> None:
 
 
 def test_a_letter_that_the_judge_has_lost_is_noticed() -> None:
-    def losing(found: Sequence[Reject]) -> Judged:
+    def losing(found: Sequence[Reject]) -> Reprocessed:
         return judging()(found[1:])
 
     with pytest.raises(InvariantViolation, match="lost on the way"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.ledger import Ahead, Append, Entry, Fenced, Skip, Trim, advance, decide
+from oncely.core.ledger import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
 from oncely.core.ranges import OffsetRange, TopicPartition, gaps, normalize
 from oncely.errors import InvariantViolation
 
@@ -56,7 +56,7 @@ def test_decide_by_example(wanted: OffsetRange, decision: object) -> None:
 
 def test_an_older_epoch_is_fenced_whatever_it_wants() -> None:
     for wanted in (OffsetRange(0, 5), OffsetRange(10, 12), OffsetRange(50, 60)):
-        assert decide(DONE, wanted, 2) == Fenced(3)
+        assert decide(DONE, wanted, 2) == FencedOff(3)
 
 
 def test_the_position_goes_over_what_is_done_beyond_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncely.core.batch import Chunk
-from oncely.core.lanes import Lanes, Parts, lane_of
+from oncely.core.lanes import KeyShards, Parts, lane_of
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from tests.sinktools import T0, T1, Rec, chunk, rec
 
@@ -37,7 +37,7 @@ def records(start: int, steps: list[tuple[int, bytes | None]]) -> list[Rec]:
     return found
 
 
-def handed_out(lanes: Lanes) -> list[list[Parts]]:
+def handed_out(lanes: KeyShards) -> list[list[Parts]]:
     """The pieces of each lane."""
     found: list[list[Parts]] = []
     for lane in range(len(lanes)):
@@ -56,7 +56,7 @@ def test_each_offset_has_one_lane_and_each_key_too(
 ) -> None:
     given_ = {T0: records(10, first), T1: records(10, second)}
     whole = keyed(given_, start=10)
-    lanes = handed_out(Lanes(whole, {"t": threads}, most))
+    lanes = handed_out(KeyShards(whole, {"t": threads}, most))
     assert len(lanes) <= threads
     for tp in given_:
         ranges = [one for lane in lanes for parts in lane for one in parts.get(tp, ())]
@@ -88,13 +88,13 @@ def ranges_length(one: OffsetRange) -> int:
 def test_records_without_a_key_go_round_the_lanes() -> None:
     whole = keyed({T0: records(0, [(0, None)] * 7)})
     sizes = [sum(r.end - r.start for p in lane for r in p[T0]) for lane in
-             handed_out(Lanes(whole, {"t": 3}, 100))]  # fmt: skip
+             handed_out(KeyShards(whole, {"t": 3}, 100))]  # fmt: skip
     assert sizes == [3, 2, 2]
 
 
 def test_a_topic_with_one_thread_keeps_its_order() -> None:
     whole = keyed({T0: records(0, [(0, bytes([n])) for n in range(9)])})
-    assert handed_out(Lanes(whole, {}, 4)) == [
+    assert handed_out(KeyShards(whole, {}, 4)) == [
         [{T0: (OffsetRange(0, 4),)}, {T0: (OffsetRange(4, 8),)}, {T0: (OffsetRange(8, 9),)}]
     ]
 
@@ -103,7 +103,9 @@ def test_a_key_has_the_same_lane_in_every_chunk() -> None:
     keys = [bytes([n]) for n in range(50)]
     found = []
     for start in (0, 1_000):
-        lanes = Lanes(keyed({T0: records(start, [(0, key) for key in keys])}, start), {"t": 4}, 99)
+        lanes = KeyShards(
+            keyed({T0: records(start, [(0, key) for key in keys])}, start), {"t": 4}, 99
+        )
         found.append(
             [
                 sorted(o - start for r in parts[T0] for o in range(r.start, r.end))
@@ -124,7 +126,7 @@ def test_the_keys_that_a_producer_has_put_into_one_partition_go_into_all_lanes()
 
 
 def test_nothing_is_handed_out_after_it_was_given_up() -> None:
-    lanes = Lanes(keyed({T0: records(0, [(0, None)] * 8)}), {"t": 2}, 2)
+    lanes = KeyShards(keyed({T0: records(0, [(0, None)] * 8)}), {"t": 2}, 2)
     assert lanes.next(0) is not None
     lanes.give_up()
     assert [lanes.next(0), lanes.next(1)] == [None, None]

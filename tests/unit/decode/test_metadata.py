@@ -15,16 +15,16 @@ from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import TYPES, Part, WithMetadata
+from oncely.decode.metadata import TYPES, MetadataColumn, WithMetadata
 from oncely.decode.raw import RawDecoder
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import RECORDS
 
 PARTS = (
-    *(Part(one, f"r_{one}") for one in TYPES if one != "headers"),
-    Part("headers", "trace_id", "trace"),
-    Part("headers", "kind", "ce.type"),
+    *(MetadataColumn(one, f"r_{one}") for one in TYPES if one != "headers"),
+    MetadataColumn("headers", "trace_id", "trace"),
+    MetadataColumn("headers", "kind", "ce.type"),
 )
 DECODER = WithMetadata(JsonDecoder(pa.schema({"id": pa.int64()})), PARTS)
 AT = datetime(2026, 5, 31, 18, tzinfo=UTC)

@@ -17,7 +17,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.decode.schema import is_json
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline, init
-from oncely.pipeline.init import Wanted, _settings, _without_password
+from oncely.pipeline.init import ProposalRequest, _settings, _without_password
 from oncely.pipeline.proposal import Proposal, Records, propose, sink_of, toml, written
 from oncely.runtimes.chunks import Processing, records_of
 from tests import registrytools
@@ -35,7 +35,7 @@ def bytes_of(values: Sequence[Any]) -> list[bytes | None]:
 
 def proposed(keys: Sequence[bytes | None], values: Sequence[bytes | None], to: str | None = None,
              compacted: bool = False) -> tuple[Proposal, Pipeline, str]:  # fmt: skip
-    raw = _settings(Wanted("h:9092", "orders", to))
+    raw = _settings(ProposalRequest("h:9092", "orders", to))
     made = propose(raw, Records(keys, values, compacted), None)
     text = written(made.raw, ["head"], made.above, made.behind)
     return made, Pipeline(parse(tomllib.loads(text))), text
@@ -282,7 +282,7 @@ def test_framed_values_need_a_registry() -> None:
     made, _, text = proposed([None] * 3, framed)
     assert made.raw["decode"] == {"format": "raw"}
     assert "--registry" in text
-    raw = _settings(Wanted("h:9092", "orders"))
+    raw = _settings(ProposalRequest("h:9092", "orders"))
     assert propose(raw, Records([None] * 3, framed), "http://r").raw["decode"]["format"] == "avro"
 
 
@@ -292,14 +292,14 @@ def test_a_password_is_not_written() -> None:
     made = Proposal({"sink": sink_of("postgresql://u:${MINE}@h/db", "t")})
     assert _without_password(made)["url"] == "postgresql://u:${MINE}@h/db"
     with pytest.raises(ConfigError, match="secret") as refused:
-        _settings(Wanted("h:1", "t", kafka={"sasl.password": "canary"}))
+        _settings(ProposalRequest("h:1", "t", kafka={"sasl.password": "canary"}))
     assert "canary" not in str(refused.value)
     assert "${SASL_PASSWORD}" in refused.value.way_out
 
 
 def test_brokers_become_a_variable_unless_they_are_one() -> None:
-    assert init.exports(Wanted("a:1, b:2", "orders")) == "export BROKERS='a:1, b:2'"
-    assert init.exports(Wanted("${HERE}", "orders")) == ""
+    assert init.exports(ProposalRequest("a:1, b:2", "orders")) == "export BROKERS='a:1, b:2'"
+    assert init.exports(ProposalRequest("${HERE}", "orders")) == ""
 
 
 def test_a_variable_of_a_destination_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +309,10 @@ def test_a_variable_of_a_destination_stays_one(monkeypatch: pytest.MonkeyPatch) 
     assert _without_password(made)["url"] == "${SHOP}"
     assert "canary" not in text
     monkeypatch.setenv("SHOP", "topic:clean")
-    assert _settings(Wanted("h:9092", "orders", "${SHOP}"))["sink"]["topic"] == "clean"
+    assert _settings(ProposalRequest("h:9092", "orders", "${SHOP}"))["sink"]["topic"] == "clean"
     monkeypatch.delenv("SHOP")
     with pytest.raises(ConfigError, match="no variable SHOP"):
-        _settings(Wanted("h:9092", "orders", "${SHOP}"))
+        _settings(ProposalRequest("h:9092", "orders", "${SHOP}"))
 
 
 def test_a_destination_of_no_kind_is_refused() -> None:
@@ -334,7 +334,7 @@ def test_an_avro_key_that_gives_no_columns_is_left_out(monkeypatch: pytest.Monke
         keys = [registrytools.wire(number, "string", one["id"]) for one in ORDERS]
         monkeypatch.setattr(init, "_records", lambda *_: Records(keys, bytes_of(ORDERS)))
         monkeypatch.setenv("BROKERS", "h:9092")
-        wanted = Wanted("h:9092", "orders", registry=registry.url)
+        wanted = ProposalRequest("h:9092", "orders", registry=registry.url)
         text = init.pipeline_file(wanted, init.given_pipeline(wanted), "orders.toml")
         assert "The key is left out" in text
         made = tomllib.loads(text)

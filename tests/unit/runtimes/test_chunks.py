@@ -17,7 +17,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import InvariantViolation
 from oncely.runtimes import chunks as module
-from oncely.runtimes.chunks import Bounds, Processing
+from oncely.runtimes.chunks import ChunkBounds, Processing
 from oncely.runtimes.row_transform import SqlTransform, Unchanged
 from tests.sinktools import kept_values
 
@@ -57,7 +57,7 @@ def decode(records: pa.Table) -> Decoded:
 def cut(
     tables: Sequence[pa.Table],
     starts: dict[TopicPartition, int],
-    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    bounds: ChunkBounds = ChunkBounds(),  # noqa: B008 - frozen
     **more: Any,
 ) -> list[Chunk]:
     transform = more.pop("transform", Unchanged())
@@ -79,7 +79,7 @@ def test_a_chunk_claims_from_the_start_to_the_last_record_read() -> None:
 
 
 def test_consecutive_chunks_leave_no_offset_between_them() -> None:
-    found = cut([of(A0, 5, 6), of(A0, 9), of(A0, 20, 21)], {A0: 5}, Bounds(records=2))
+    found = cut([of(A0, 5, 6), of(A0, 9), of(A0, 20, 21)], {A0: 5}, ChunkBounds(records=2))
     ranges = [chunk.ranges[A0] for chunk in found]
     assert ranges[0].start == 5
     assert ranges[-1].end == 22
@@ -173,35 +173,35 @@ def test_parts_whose_columns_are_null_only() -> None:
 
 
 def test_bounded_by_records() -> None:
-    found = cut([of(A0, *range(100))], {A0: 0}, Bounds(records=30))
+    found = cut([of(A0, *range(100))], {A0: 0}, ChunkBounds(records=30))
     assert max(chunk.records for chunk in found) <= 30
     assert sum(chunk.records for chunk in found) == 100
 
 
 def test_bounded_by_bytes_whatever_the_messages_sizes() -> None:
     records = [(A0, at, b"x" * 1000) for at in range(200)]
-    found = cut([table(*records)], {A0: 0}, Bounds(bytes=20_000))
+    found = cut([table(*records)], {A0: 0}, ChunkBounds(bytes=20_000))
     assert max(chunk.records for chunk in found) < 2 * 20
-    found = cut([table(one) for one in records], {A0: 0}, Bounds(bytes=20_000))
+    found = cut([table(one) for one in records], {A0: 0}, ChunkBounds(bytes=20_000))
     assert max(chunk.records for chunk in found) <= 25
 
 
 def test_one_record_greater_than_the_bound_is_a_chunk() -> None:
     records = [(A0, 0, b"x"), (A0, 1, b"y" * 100_000), (A0, 2, b"z")]
-    found = cut([table(one) for one in records], {A0: 0}, Bounds(bytes=1000))
+    found = cut([table(one) for one in records], {A0: 0}, ChunkBounds(bytes=1000))
     assert [chunk.ranges[A0] for chunk in found] == [OffsetRange(0, 2), OffsetRange(2, 3)]
 
 
 def test_bounded_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 1.0)
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    found = cut([of(A0, at) for at in range(12)], {A0: 0}, Bounds(seconds=3))
+    found = cut([of(A0, at) for at in range(12)], {A0: 0}, ChunkBounds(seconds=3))
     assert len(found) >= 3
     assert [at for chunk in found for at in chunk.offset] == list(range(12))
 
 
 def test_bounds_smaller_than_a_record() -> None:
-    found = cut([of(A0, 0, 1, 2)], {A0: 0}, Bounds(records=1, bytes=1, seconds=0))
+    found = cut([of(A0, 0, 1, 2)], {A0: 0}, ChunkBounds(records=1, bytes=1, seconds=0))
     assert [chunk.ranges[A0] for chunk in found] == [
         OffsetRange(0, 1), OffsetRange(1, 2), OffsetRange(2, 3),
     ]  # fmt: skip
@@ -227,7 +227,7 @@ def test_input_that_was_not_planned_is_a_defect(tables: list[pa.Table], problem:
 
 def test_offsets_that_go_back_in_a_later_chunk_are_a_defect() -> None:
     with pytest.raises(InvariantViolation, match="was not requested"):
-        cut([of(A0, 5), of(A0, 4)], {A0: 0}, Bounds(records=1))
+        cut([of(A0, 5), of(A0, 4)], {A0: 0}, ChunkBounds(records=1))
 
 
 def test_a_decoder_that_forgets_a_record_is_a_defect() -> None:
@@ -265,7 +265,7 @@ def test_however_it_is_cut_every_record_is_in_one_chunk(
     wanted = [row for one in tables for row in one.to_pylist()]
     at = {A0: 0, A1: 0, B0: 0}
     found: list[Any] = []
-    for chunk in cut(tables, dict(at), Bounds(records=records, bytes=size)):
+    for chunk in cut(tables, dict(at), ChunkBounds(records=records, bytes=size)):
         for tp, range_ in chunk.ranges.items():
             assert range_.start == at[tp]
             at[tp] = range_.end

@@ -24,8 +24,8 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.commit import Answer, Reading, commit_chunks
-from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.batches.commit import RangeReader, TaskResult, commit_chunks
+from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.jobs.base import Attempt, Spent, answers
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import Unchanged
@@ -76,7 +76,9 @@ SHARE = {T0: OffsetRange(0, 100)}
 def task(sink: Any, tables: Any) -> Iterator[object]:
     """A task that commits these records."""
     needs = frozenset({"value"})
-    reading = Reading(GivenRecords(tables), Decoder(), Unchanged(), needs, Bounds(records=10))
+    reading = RangeReader(
+        GivenRecords(tables), Decoder(), Unchanged(), needs, ChunkBounds(records=10)
+    )
     work = partial(commit_chunks, together(sink), Fence("p", 1), Budget(), reading)
     return answers(work, SHARE, Attempt(0))
 
@@ -119,7 +121,7 @@ def test_the_next_chunk_is_read_while_one_is_committed() -> None:
 
     found = told(task(sink, batches))
     assert sink.order == [(0, 10), (10, 20), (20, 30)]
-    assert found == [(0, 10), (10, 20), (20, 30), Answer, Spent]
+    assert found == [(0, 10), (10, 20), (20, 30), TaskResult, Spent]
     assert threading.get_ident() not in sink.threads
 
 

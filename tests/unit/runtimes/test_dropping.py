@@ -21,7 +21,7 @@ from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError, Interrupted
 from oncely.kafka.records import RECORDS
 from oncely.runtimes.chunks import Processing
-from oncely.runtimes.dropping import Condition, DroppingDecoder, Functions
+from oncely.runtimes.dropping import DropCondition, DroppingDecoder, Functions
 from oncely.runtimes.row_transform import Unchanged
 from oncely.users_function import said
 
@@ -69,7 +69,7 @@ def outcome(decoder: DroppingDecoder, given: pa.Table = GIVEN) -> tuple[list[int
     ],
 )
 def test_a_condition_drops_records(condition: str, kept: object) -> None:
-    drop = Condition(condition)
+    drop = DropCondition(condition)
     drop.check()
     assert outcome(DroppingDecoder(PLAIN, drop)) == kept
 
@@ -80,19 +80,19 @@ def test_records_expire_by_their_age() -> None:
     assert old.needs == {"value", "timestamp"}
     unknown = records(b'{"id":0}', timestamp=[None])
     assert outcome(old, unknown) == ([0], [], 0)
-    assert outcome(DroppingDecoder(old, Condition("kafka_offset = 2"))) == ([4], [3], 3)
+    assert outcome(DroppingDecoder(old, DropCondition("kafka_offset = 2"))) == ([4], [3], 3)
 
 
 def test_a_record_for_which_the_condition_fails_is_refused() -> None:
     given = records(b'{"id":0}', b"\xff", b'{"id":2}')
-    decoder = DroppingDecoder(PLAIN, Condition("decode(value) = '{\"id\":2}'"))
+    decoder = DroppingDecoder(PLAIN, DropCondition("decode(value) = '{\"id\":2}'"))
     assert outcome(decoder, given) == ([0], [1], 1)
     late = DroppingDecoder(PLAIN, decoder.drop, 0.5, lambda: NOW)
     assert outcome(late, given) == ([], [], 3)
 
 
 def test_the_ledger_counts_them_as_filtered() -> None:
-    decoder = DroppingDecoder(PLAIN, Condition("kafka_offset IN (1, 4)"))
+    decoder = DroppingDecoder(PLAIN, DropCondition("kafka_offset IN (1, 4)"))
     chunk = Processing(decoder.decode, Unchanged()).chunk(GIVEN)
     (tp,) = chunk.ranges
     assert tp == TopicPartition("t", 0)
@@ -116,7 +116,7 @@ def test_a_function_decides_on_the_records_of_its_topic() -> None:
     assert (last.topic, last.partition, last.offset, last.deleted) == ("t", 0, 2, False)
     assert (last.key, last.value, last.headers) == (b"k2", b'{"id":2}', [("h", b"1")])
     assert last.timestamp == datetime(2026, 1, 1, tzinfo=UTC)
-    sql_too = DroppingDecoder(DroppingDecoder(PLAIN, mine), Condition("kafka_offset = 0"))
+    sql_too = DroppingDecoder(DroppingDecoder(PLAIN, mine), DropCondition("kafka_offset = 0"))
     assert outcome(sql_too, given) == ([2], [], 2)
 
 
@@ -236,14 +236,18 @@ def test_a_child_that_a_function_forks_ends_with_its_call() -> None:
 
 def test_beside_records_that_crash_the_decoder() -> None:
     given = records(b'{"id":0}', b"crash", b"crash", b'{"id":3}')
-    decoder = DroppingDecoder(Crashing(PLAIN.schema, "value"), Condition("kafka_offset IN (0, 1)"))
+    decoder = DroppingDecoder(
+        Crashing(PLAIN.schema, "value"), DropCondition("kafka_offset IN (0, 1)")
+    )
     done = isolate_crashes(decoder, given)
     assert [one.record for one in done.rejections] == [2]
     assert (done.row_record.to_pylist(), done.dropped) == ([3], 2)
 
 
 def test_it_goes_to_other_processes() -> None:
-    decoder = pickle.loads(pickle.dumps(DroppingDecoder(PLAIN, Condition("kafka_offset > 0"), 1e9)))
+    decoder = pickle.loads(
+        pickle.dumps(DroppingDecoder(PLAIN, DropCondition("kafka_offset > 0"), 1e9))
+    )
     assert outcome(decoder) == ([0], [], 4)
     assert isolate_crashes(decoder, GIVEN).dropped == 4
 
@@ -251,7 +255,7 @@ def test_it_goes_to_other_processes() -> None:
 @pytest.mark.parametrize("condition", ["no_such_column = 1", "kafka_offset >", "count(*) > 1"])
 def test_what_is_no_condition_is_an_error(condition: str) -> None:
     with pytest.raises(ConfigError, match=r"filter\.drop"):
-        Condition(condition).check()
+        DropCondition(condition).check()
 
 
 @pytest.mark.parametrize("broken", [IndexError("no text"), SystemExit(3)])

@@ -10,7 +10,7 @@ import pytest
 
 from oncely.core import events
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.health import Health, Limits, liveness, metrics, readiness
+from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
 from oncely.secrets import Secrets
 from tests.prometheus import samples
 
@@ -33,7 +33,7 @@ def clock() -> Clock:
 @pytest.fixture
 def health(clock: Clock) -> Health:
     """A run that has opened at 10 and 20, with nothing to read."""
-    made = Health("orders", "g", Limits(300, 60), Secrets.of(["s3cret!"]), clock,
+    made = Health("orders", "g", TimesToLive(300, 60), Secrets.of(["s3cret!"]), clock,
                   lambda: clock.wall)  # fmt: skip
     made(events.PipelineOpened("orders", 7, {P0: 10, P1: 20}, first_start=False))
     made.ends({P0: 10, P1: 20})
@@ -195,7 +195,7 @@ def test_a_fenced_run_has_no_lag(health: Health, clock: Clock) -> None:
 
 
 def test_a_member_of_a_group_is_judged_by_its_partitions(clock: Clock) -> None:
-    member = Health("orders", "g", Limits(300, 60), clock=clock)
+    member = Health("orders", "g", TimesToLive(300, 60), clock=clock)
     member(events.PartitionsChanged("assigned", frozenset()))
     assert member.readiness()[0]
     member(events.PipelineOpened("orders", 7, {P0: 10, P1: 20}, first_start=False, every=False))
@@ -339,7 +339,7 @@ def test_a_batch_waits_and_is_processed(health: Health, clock: Clock) -> None:
 def test_of_several_runs_one_that_has_ended_is_alive_and_not_ready(
     health: Health, clock: Clock
 ) -> None:
-    other = Health("clicks", "h", Limits(300, 60), Secrets(), clock, lambda: clock.wall)
+    other = Health("clicks", "h", TimesToLive(300, 60), Secrets(), clock, lambda: clock.wall)
     other(events.PipelineOpened("clicks", 1, {P0: 0}, first_start=True))
     both = [health, other]
     assert readiness(both)[0]
@@ -359,7 +359,7 @@ def test_of_several_runs_one_that_has_ended_is_alive_and_not_ready(
 
 
 def test_the_metrics_of_several_runs_have_one_type_each(health: Health, clock: Clock) -> None:
-    other = Health("clicks", "h", Limits(), Secrets(), clock, lambda: clock.wall)
+    other = Health("clicks", "h", TimesToLive(), Secrets(), clock, lambda: clock.wall)
     page = metrics([health, other])
     names = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))

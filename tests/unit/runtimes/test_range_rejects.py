@@ -17,7 +17,7 @@ from oncely.decode.base import Decoded
 from oncely.errors import TooManyRejects
 from oncely.reject_summary import SAMPLE
 from oncely.runtimes.batches.commit import RangeCommit
-from oncely.runtimes.chunks import Bounds
+from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.row_transform import Unchanged
 from tests.deliverytools import put
 from tests.jobtools import GivenRecords, InlineJobs, records
@@ -83,7 +83,7 @@ def opened(reread: GivenRecords, layout: str, **budget: Any) -> RangeCommit:
     context = CommitContext(nothing, cast(Any, reread), AllBad(), Budget(**budget))
     ledger = OpenLedger(context)
     ledger.fence = Fence("p", 1)
-    bounds = Bounds(records=A_CHUNK)
+    bounds = ChunkBounds(records=A_CHUNK)
     return RangeCommit(ledger, Unchanged(), InlineJobs(), bounds, cast(Any, layout))
 
 

@@ -20,7 +20,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kinds.file_format import FileFormat, read_receipt
 from oncely.kinds.files.topics import ScopeSchemas
 from oncely.kinds.staged_files import FilesTask
-from oncely.runtimes.batches.commit import Answer, RangeCommit
+from oncely.runtimes.batches.commit import RangeCommit, TaskResult
 from oncely.stores.objects.store import Store
 from tests.deliverytools import put
 
@@ -48,21 +48,21 @@ class Staging(RangeCommit):
         self.ledger = OpenLedger(CommitContext(nothing, nothing, nothing))
         self.layout = "per_partition"
 
-    def _stage(self, *given: Any) -> list[Answer]:
+    def _stage(self, *given: Any) -> list[TaskResult]:
         batch_id, ranges, most, _ = given
         self.rounds.append(sorted(ranges))
         known = dict(cast(Agreeing, self.ledger.context.sink).schemas.known)
         groups = [sorted(ranges)] if most == 1 else [[tp] for tp in sorted(ranges)]
         return [self._task(known, batch_id, group, ranges) for group in groups]
 
-    def _task(self, known: Any, batch_id: int, group: Any, ranges: Any) -> Answer:
+    def _task(self, known: Any, batch_id: int, group: Any, ranges: Any) -> TaskResult:
         form = FileFormat("avro", (), None)
         store = Store(self.folder.as_uri())
         task = FilesTask(store, form, known, Fence("p", 1), batch_id, next(self.attempts))
         for tp in group:
             task.add(chunk(tp, self.records[tp]))
         read = {tp: ranges[tp] for tp in group}
-        return Answer(read=read, staged=task.finish(), proved=read)
+        return TaskResult(read=read, staged=task.finish(), proved=read)
 
 
 def chunk(tp: TopicPartition, records: Sequence[Any]) -> Chunk:
@@ -84,7 +84,7 @@ def contradicting() -> dict[TopicPartition, list[Any]]:
     }
 
 
-def agreed(staging: Staging, sink: Agreeing) -> Iterator[Answer]:
+def agreed(staging: Staging, sink: Agreeing) -> Iterator[TaskResult]:
     ranges = {tp: OffsetRange(0, len(own)) for tp, own in staging.records.items()}
     put(staging.ledger, sink=sink)
     yield from staging._agreed(0, ranges)

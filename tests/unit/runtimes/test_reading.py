@@ -11,7 +11,7 @@ import pytest
 from oncely.commit.run import CommitContext
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
-from oncely.runtimes.batches.commit import Reading
+from oncely.runtimes.batches.commit import RangeReader
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, records
 
@@ -37,6 +37,6 @@ def test_headers_that_only_the_decoder_reads_do_not_go_to_the_sink(needs: frozen
     sink: Any = SimpleNamespace(needs=needs)
     decoder: Any = ByHeaders()
     source: Any = GivenRecords([table])
-    reading = Reading.of(CommitContext(sink, source, decoder), Unchanged())
+    reading = RangeReader.of(CommitContext(sink, source, decoder), Unchanged())
     (chunk,) = reading.chunks({T0: OffsetRange(0, 1)}, again=False)
     assert (chunk.headers is not None) == bool(needs)

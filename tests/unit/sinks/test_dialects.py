@@ -13,28 +13,30 @@ import pytest
 
 from oncely.errors import ConfigError, Unavailable
 from oncely.stores.sql.dialects import dialect_for
-from oncely.stores.sql.postgres import Postgres
+from oncely.stores.sql.postgres import PostgresDialect
 from oncely.stores.sql.sqlite import Sqlite
 from oncely.testing.servers.ports import free_port
 
 
 def test_postgresql() -> None:
     dialect = dialect_for("postgresql://ann:canary-1@db.example:5433/flights", 7.5)
-    assert isinstance(dialect, Postgres)
+    assert isinstance(dialect, PostgresDialect)
     assert dialect.connect_timeout_seconds == 8
     assert dialect.endpoint == "db.example:5433/flights"
     assert "canary-1" not in repr(dialect)
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "POSTGRESQL", "Postgres"])
+@pytest.mark.parametrize("scheme", ["postgres", "POSTGRESQL", "PostgresDialect"])
 def test_spellings_of_postgresql(scheme: str) -> None:
     dialect = dialect_for(f"{scheme}://localhost/x")
-    assert isinstance(dialect, Postgres)
+    assert isinstance(dialect, PostgresDialect)
     assert dialect.endpoint == "localhost:5432/x"
 
 
 def test_libpq_counts_in_whole_seconds_two_at_least() -> None:
-    assert dialect_for("postgresql://localhost/x", 0.1) == Postgres("postgresql://localhost/x", 2)
+    assert dialect_for("postgresql://localhost/x", 0.1) == PostgresDialect(
+        "postgresql://localhost/x", 2
+    )
 
 
 def test_sqlite_absolute_and_relative() -> None:
@@ -89,10 +91,10 @@ def test_they_are_shipped_to_executors(url: str) -> None:
 def test_an_executor_hides_the_password_though_it_has_read_no_configuration() -> None:
     """The URL alone says what to hide from the texts of libpq."""
     code = (
-        "from oncely.stores.sql.postgres import Postgres\n"
+        "from oncely.stores.sql.postgres import PostgresDialect\n"
         "from oncely.errors import OncelyError\n"
         "try:\n"
-        "    Postgres('postgresql://ann:canary-5@canary-5.invalid:1/d').connect('x')\n"
+        "    PostgresDialect('postgresql://ann:canary-5@canary-5.invalid:1/d').connect('x')\n"
         "except OncelyError as error:\n"
         "    print(type(error).__name__, error)\n"
     )
@@ -105,7 +107,7 @@ def test_an_executor_hides_the_password_though_it_has_read_no_configuration() ->
 @pytest.mark.parametrize("hosts", ["127.0.0.1:{0}", "127.0.0.1:{0},localhost:{0}"])
 def test_a_server_that_is_not_there_is_named(hosts: str) -> None:
     port = free_port()
-    dialect = Postgres(f"postgresql://ann:canary@{hosts.format(port)}/shop", 5)
+    dialect = PostgresDialect(f"postgresql://ann:canary@{hosts.format(port)}/shop", 5)
     with pytest.raises(Unavailable) as away:
         dialect.connect("x")
     for part in ("127.0.0.1", str(port), "/shop", "Connection refused"):

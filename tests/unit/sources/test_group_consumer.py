@@ -16,7 +16,7 @@ from oncely.kafka import group as group_consumer
 from oncely.kafka import group as groups
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.group import GroupConsumer, Membership, Protocols, worker_id
-from oncely.kafka.inbox import Polled
+from oncely.kafka.inbox import PollResult
 from tests.extras import IN_THE_BASE, PIPELINE
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -108,7 +108,7 @@ def end(tp: TopicPartition, offset: int) -> Message:
     return Message(topic=tp.topic, partition=tp.partition, offset=offset, error=eof)
 
 
-def offsets(found: Polled) -> dict[TopicPartition, list[int]]:
+def offsets(found: PollResult) -> dict[TopicPartition, list[int]]:
     return {tp: [one.offset() for one in own] for tp, own in found.messages.items()}
 
 

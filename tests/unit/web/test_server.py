@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from oncely.audit.report import Report
 from oncely.errors import ConfigError, Unavailable
 from oncely.html import style_hash
-from oncely.kafka.group import Member
+from oncely.kafka.group import GroupMember
 from oncely.pipeline.status import NOBODY, Judgement
 from oncely.testing.processes import await_that
 from oncely.web import page
@@ -121,7 +121,7 @@ def test_the_headline_counts_what_stands_still(tmp_path: Path) -> None:
     """Dead letters, records that nothing reads, and pipelines that never ran are no peace."""
 
     class Unattended(Topics):
-        def members(self, group: str) -> list[Member]:
+        def members(self, group: str) -> list[GroupMember]:
             return []
 
     done = {T0: 100, T1: 40}

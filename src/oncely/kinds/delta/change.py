@@ -52,7 +52,15 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
-from oncely.kinds.base import DELETED, Judged, Portion, Tried, Which, row_digests, stage_judged
+from oncely.kinds.base import (
+    DELETED,
+    LockedDeadLetters,
+    ReplayResult,
+    Reprocessed,
+    Which,
+    row_digests,
+    stage_judged,
+)
 from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
@@ -470,15 +478,15 @@ class DeltaReplay:
     _kept: int = field(default=0, init=False)
     """Number of pending dead letters at the beginning of the first file that were processed
     already."""
-    _begun: tuple[str, list[tuple[str, int]], Tried] | None = field(default=None, init=False)
+    _begun: tuple[str, list[tuple[str, int]], ReplayResult] | None = field(default=None, init=False)
     """The last commit that was begun, and the files that it writes in place of the first file."""
 
     @contextmanager
-    def portion(self, limit: int) -> Iterator[Portion | None]:
+    def portion(self, limit: int) -> Iterator[LockedDeadLetters | None]:
         """Dead letters of one file; or the result of a commit whose answer was lost."""
         yield self._portion(limit)
 
-    def _portion(self, limit: int) -> Portion | None:
+    def _portion(self, limit: int) -> LockedDeadLetters | None:
         ledger = self.sink.ledger
         state = ledger.read()
         named = [path for path, _ in state.document.rejects]
@@ -486,11 +494,11 @@ class DeltaReplay:
             self._waiting, self._began = list(named), True
         if self._begun is not None and self._begun[0] == state.document.replay:
             _, left, done = self._begun
-            return Portion((), lambda _: self._done(left, done))
+            return LockedDeadLetters((), lambda _: self._done(left, done))
         while self._waiting:
             letters = ledger.letters(self._waiting[0]) if self._waiting[0] in named else []
             if tried := [one for one in letters if one.pending][self._kept :][:limit]:
-                return Portion(tried, partial(self._commit, state, letters, tried))
+                return LockedDeadLetters(tried, partial(self._commit, state, letters, tried))
             self._waiting, self._kept = self._waiting[1:], 0
         return None
 
@@ -499,8 +507,8 @@ class DeltaReplay:
         state: State,
         letters: Sequence[Reject],
         tried: Sequence[Reject],
-        judged: Judged | None,
-    ) -> Tried:
+        judged: Reprocessed | None,
+    ) -> ReplayResult:
         if judged is None:
             raise InvariantViolation("dead letters were not judged")
         first = self._waiting[0]
@@ -516,14 +524,14 @@ class DeltaReplay:
         files = [one for one in state.document.rejects if one[0] != first]
         name = uuid.uuid4().hex
         document = msgspec.structs.replace(state.document, rejects=[*left, *files], replay=name)
-        done = Tried(len(tried) - len(again), len(again))
+        done = ReplayResult(len(tried) - len(again), len(again))
         self._begun = name, left, done
         document = self.sink.ledger.amended(document, self._changes(judged, refused))
         metadata = {"kind": "replay", "replayed": first}
         self.sink.commit(state, document, metadata, self.sink.load([staged]))
         return self._done(left, done)
 
-    def _changes(self, judged: Judged, refused: Sequence[Rejection]) -> Changes:
+    def _changes(self, judged: Reprocessed, refused: Sequence[Rejection]) -> Changes:
         """The amendments of ranges."""
         form, chunk, failed = self.sink.form, judged.chunk, {one.record for one in refused}
         formed = prepare(form, chunk)
@@ -533,7 +541,7 @@ class DeltaReplay:
         digests = form.digests(chunk, formed.rows, record) if len(record) else None
         return partial(replayed, chunk, record, failed, digests)
 
-    def _done(self, left: list[tuple[str, int]], done: Tried) -> Tried:
+    def _done(self, left: list[tuple[str, int]], done: ReplayResult) -> ReplayResult:
         """Continue in the rest of the first file after the dead letters that were kept."""
         self._begun = None
         self._waiting[:1] = [path for path, _ in left]

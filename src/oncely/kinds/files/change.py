@@ -39,6 +39,7 @@ import numpy as np
 
 from oncely.core.batch import (
     Chunk,
+    FileGroup,
     Produce,
     Reject,
     Rejection,
@@ -46,20 +47,24 @@ from oncely.core.batch import (
     Rewritten,
     Staged,
     StagedRowsGone,
-    Together,
     replayed,
 )
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import Judged, stage_judged
+from oncely.kinds.base import Reprocessed, stage_judged
 from oncely.kinds.file_format import Receipt, read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.records import ManifestFile, is_mixed
 from oncely.kinds.files.sink import FilesSink, ManifestLoad
-from oncely.kinds.topic_dead_letters import DeadLetters, Reading, dead_letters, replaying
-from oncely.kinds.topic_publishing import Passed, TopicReplay
+from oncely.kinds.topic_dead_letters import (
+    DeadLetterReader,
+    DeadLetterTopic,
+    dead_letters,
+    replaying,
+)
+from oncely.kinds.topic_publishing import ReplayOutput, TopicReplay
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View, encode
@@ -95,7 +100,7 @@ class FilesRewrites:
         """The present positions."""
         return self.sink.cluster.committed()
 
-    def groups(self, wanted: Spans) -> list[Together]:
+    def groups(self, wanted: Spans) -> list[FileGroup]:
         """The files that contain rows of these offsets, with all their offsets, in groups that are
         independent of each other. Offsets that were never committed are left out."""
         view, contents = self.sink.cluster.look(), self.sink.manifest.look()
@@ -115,7 +120,7 @@ class FilesRewrites:
     def rewrite_together(
         self,
         kind: RewriteKind,
-        group: Together,
+        group: FileGroup,
         entries: Mapping[TopicPartition, Entry],
         produce: Produce,
     ) -> Rewritten:
@@ -169,12 +174,12 @@ class FilesRewrites:
 
     def _waiting(self, spans: Spans) -> Waiting:
         """The records of these offsets whose dead letters wait for a replay."""
-        letters = DeadLetters(self._letters, self.sink.rejects_topic)
+        letters = DeadLetterTopic(self._letters, self.sink.rejects_topic)
         position = letters.position(certain=True)
         found: dict[TopicPartition, set[int]] = {tp: set() for tp in spans}
         if position is not None:
             with closing(
-                Reading(self._letters.pipeline_topics, position, letters.ends()).letters()
+                DeadLetterReader(self._letters.pipeline_topics, position, letters.ends()).letters()
             ) as all_:
                 for letter in all_:
                     tp, offset = letter.origin
@@ -267,7 +272,7 @@ class _Output:
     """
 
     rewrites: FilesRewrites
-    group: Together
+    group: FileGroup
     entries: Mapping[TopicPartition, Entry]
     waiting: Waiting
     counts: Counts = NO_RECORDS
@@ -377,7 +382,7 @@ def _committed(
     return {tp: normalize(own) for tp, own in found.items()}
 
 
-def _groups(wanted: Spans, files: Sequence[ManifestFile]) -> Iterator[Together]:
+def _groups(wanted: Spans, files: Sequence[ManifestFile]) -> Iterator[FileGroup]:
     """The components of offsets and files that share offsets, as far as they are wanted."""
     spans = [(tp, one) for tp, own in wanted.items() for one in own if not one.is_empty]
     nodes = [[span] for span in spans] + [list(_ranges(file)) for file in files]
@@ -394,7 +399,7 @@ def _groups(wanted: Spans, files: Sequence[ManifestFile]) -> Iterator[Together]:
 
 def _group(
     ranges: Iterable[Sequence[tuple[TopicPartition, OffsetRange]]], files: Sequence[ManifestFile]
-) -> Together:
+) -> FileGroup:
     found: dict[TopicPartition, list[OffsetRange]] = defaultdict(list)
     for own in ranges:
         for tp, one in own:
@@ -402,7 +407,7 @@ def _group(
     mixed = [one.path for one in files if is_mixed(one)]
     problem = f"a Spark transform has mixed the records of {mixed[0]}" if mixed else ""
     names = tuple(one.path for one in files)
-    return Together({tp: normalize(own) for tp, own in found.items()}, names, problem)
+    return FileGroup({tp: normalize(own) for tp, own in found.items()}, names, problem)
 
 
 _BATCH = -1
@@ -415,7 +420,7 @@ def replay_into_files(sink: FilesSink) -> TopicReplay:
     return TopicReplay(sink.ledger, sink.rejects_topic, publisher, write, sink.close)
 
 
-def _staged(sink: FilesSink, judged: Judged) -> Passed:
+def _staged(sink: FilesSink, judged: Reprocessed) -> ReplayOutput:
     """Write the rows into files that are not visible yet."""
     sink.begin_batch()
     view = sink.cluster.look().pipeline
@@ -429,7 +434,9 @@ def _staged(sink: FilesSink, judged: Judged) -> Passed:
     if judged.traceable:
         written = written[~np.isin(written, list(failed))]
     changes = partial(replayed, judged.chunk, judged.own(written, failed), failed, None)
-    return Passed(named, refused, partial(_messages, sink, staged, fence), load.fresh, changes)
+    return ReplayOutput(
+        named, refused, partial(_messages, sink, staged, fence), load.fresh, changes
+    )
 
 
 def _messages(sink: FilesSink, staged: Staged, fence: Fence) -> Mapping[str, Sequence[Message]]:

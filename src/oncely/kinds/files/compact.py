@@ -36,7 +36,7 @@ from oncely.kafka.transaction import Message
 from oncely.kinds.conform import Rounding
 from oncely.kinds.data_file import AvroFiles, ParquetFiles
 from oncely.kinds.file_format import SourceRange, encode
-from oncely.kinds.files.leases import Limits, StagingLeases
+from oncely.kinds.files.leases import LeaseLimits, StagingLeases
 from oncely.kinds.files.manifest import Contents, Manifest, Replacing
 from oncely.kinds.files.records import ManifestFile, Resets, era, is_mixed, is_replayed, path_key
 from oncely.kinds.files.table import Named, Table, instant, rows_of
@@ -182,7 +182,7 @@ def compact(
         found = list(bins(contents.files, resets, target=table.target_file_size, largest=size))
         if dry_run:
             return _planned(contents, found)
-        limits = Limits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
+        limits = LeaseLimits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
         leases = StagingLeases(table.store, limits)
         work = _Compaction(table, cluster, manifest, size, leases, patience or Backoff())
         done: list[ManifestFile] = []

@@ -15,7 +15,7 @@ from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
 from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.files.sink import FilesSink, Topics
+from oncely.kinds.files.sink import FilesSink, FilesTopics
 from oncely.kinds.kind import Parts
 from oncely.kinds.partitions import parse_partition_by
 from oncely.kinds.staged_files import sampled
@@ -69,7 +69,7 @@ class FilesDestination(TopicDestination[FilesSink]):
             self.pipeline_topics,
             self._store,
             form,
-            Topics(given.manifest_topic, given.schemas),
+            FilesTopics(given.manifest_topic, given.schemas),
             given.rejects,
             create=given.create,
             max_staging_age=given.max_staging_age,

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from oncely.kinds.staged_files import clock
-from oncely.stores.objects.store import Store, Stored
+from oncely.stores.objects.store import Store, StoredFile
 
 FOLDER = "_oncely/staging"
 """The folder below the root, beside the owner's file."""
@@ -37,7 +37,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Limits:
+class LeaseLimits:
     """Limits of the time between staging and publication of a file.
 
     Attributes:
@@ -64,7 +64,7 @@ class StagingLeases:
     """
 
     store: Store
-    limits: Limits
+    limits: LeaseLimits
     _written: float | None = field(default=None, init=False)
 
     def hold(self) -> None:
@@ -83,13 +83,13 @@ class StagingLeases:
         self._written = now
 
 
-def limits_of(path: str) -> Limits | None:
+def limits_of(path: str) -> LeaseLimits | None:
     """The limits of a lease; None if the path is not that of a lease."""
     found = _NAME.fullmatch(path)
-    return Limits(float(found[1]), float(found[2])) if found else None
+    return LeaseLimits(float(found[1]), float(found[2])) if found else None
 
 
-def valid_leases(stored: Iterable[Stored], at: datetime) -> dict[str, Limits]:
+def valid_leases(stored: Iterable[StoredFile], at: datetime) -> dict[str, LeaseLimits]:
     """The leases that are valid at a time of the store's clock, by path."""
     found = ((one, limits_of(one.path)) for one in stored)
     return {

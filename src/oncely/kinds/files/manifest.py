@@ -285,7 +285,7 @@ class Manifest:
         found = configured(self._admin, [self.manifest_topic, self.schema_topic])
         return min(int(one["delete.retention.ms"]) for one in found.values()) / 1000
 
-    def _restore(self, found: snapshot.Snapshot | None) -> None:
+    def _restore(self, found: snapshot.TopicsSnapshot | None) -> None:
         if found is None or found.manifest.last is None or found.schema.last is None:
             return
         self._files, self._removed = LiveFiles(found.files), found.removed
@@ -302,7 +302,7 @@ class Manifest:
         )
         snapshot.save(
             folder,
-            snapshot.Snapshot(
+            snapshot.TopicsSnapshot(
                 began,
                 manifest,
                 schema,

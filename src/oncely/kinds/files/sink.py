@@ -36,7 +36,7 @@ from oncely.kinds.file_format import (
     read_receipt,
 )
 from oncely.kinds.files import topics as own_topics
-from oncely.kinds.files.leases import Limits, StagingLeases
+from oncely.kinds.files.leases import LeaseLimits, StagingLeases
 from oncely.kinds.files.manifest import Contents, Manifest, ManifestClaim
 from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, schema_key
 from oncely.kinds.files.topics import Owner, ScopeSchemas, claim, owner_of, require
@@ -68,7 +68,7 @@ class FilesSink:
     pipeline_topics: PipelineTopics
     store: Store
     form: FileFormat
-    topics: Topics
+    topics: FilesTopics
     rejects_topic: str
     create: bool = True
     max_staging_age: float = 3600.0
@@ -216,7 +216,7 @@ class FilesSink:
         """A batch begins: no file of it is older than this time."""
         self._began = clock()
         if self._leases is None:
-            limits = Limits(self.max_staging_age, self.pipeline_topics.transaction_timeout)
+            limits = LeaseLimits(self.max_staging_age, self.pipeline_topics.transaction_timeout)
             self._leases = StagingLeases(self.store, limits)
         self._leases.hold()
 
@@ -358,7 +358,7 @@ class FilesSink:
 
 
 @dataclass(frozen=True)
-class Topics:
+class FilesTopics:
     """The topics of the manifest and of the schemas."""
 
     manifest: str
@@ -381,7 +381,7 @@ class ManifestLoad(Load):
     """
 
     fence: Fence
-    topics_: Topics
+    topics_: FilesTopics
     format: Format
     schemas: ScopeSchemas
     read: Callable[[], Mapping[Scope, ScopeSchema]]

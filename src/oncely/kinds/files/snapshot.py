@@ -96,7 +96,7 @@ class ReadSoFar(msgspec.Struct, frozen=True):
     last: tuple[int, bytes] | None
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class TopicsSnapshot(msgspec.Struct, frozen=True):
     """A snapshot of both topics.
 
     Attributes:
@@ -119,7 +119,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     owners: list[ManifestOwner]
 
 
-def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | None:
+def load(folder: Path, ids: tuple[str, str], retention: float) -> TopicsSnapshot | None:
     """The snapshot of two topics; None if there is no valid one.
 
     Args:
@@ -135,7 +135,7 @@ def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | Non
             checksum, data = file.read(_CHECKSUM), file.read()
         if hashlib.sha256(data).digest() != checksum:
             return None
-        found = msgspec.msgpack.decode(data, type=Snapshot)
+        found = msgspec.msgpack.decode(data, type=TopicsSnapshot)
     except (OSError, msgspec.DecodeError):
         return None
     age = time.time() - found.taken
@@ -143,7 +143,7 @@ def load(folder: Path, ids: tuple[str, str], retention: float) -> Snapshot | Non
     return found if fits and 0 <= age < retention / 2 else None
 
 
-def save(folder: Path, snapshot: Snapshot) -> None:
+def save(folder: Path, snapshot: TopicsSnapshot) -> None:
     """Replace the snapshot of these topics. An unwritable cache is no error."""
     path = _path(folder, (snapshot.manifest.topic_id, snapshot.schema.topic_id))
     data = msgspec.msgpack.encode(snapshot)

@@ -34,11 +34,11 @@ from typing import Any
 
 from oncely.errors import ConfigError
 from oncely.kinds.files import topics as owner
-from oncely.kinds.files.leases import Limits, limits_of, valid_leases
+from oncely.kinds.files.leases import LeaseLimits, limits_of, valid_leases
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.table import Table
 from oncely.kinds.partitions import is_file
-from oncely.stores.objects.store import Stored
+from oncely.stores.objects.store import StoredFile
 
 SLACK = timedelta(seconds=60)
 """Clocks of broker and store may differ, a store may return whole seconds, and the coordinator
@@ -64,7 +64,7 @@ class Vacuumed:
     """
 
     dry_run: bool
-    orphans: tuple[Stored, ...]
+    orphans: tuple[StoredFile, ...]
     young: int
     for_readers: int
     foreign: int
@@ -118,7 +118,7 @@ def vacuum(table: Table, *, dry_run: bool = False) -> Vacuumed:
         contents = manifest.settled()
         manifest.require_whole(registered)
     held = valid_leases(stored, now - SLACK)
-    given = Limits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
+    given = LeaseLimits(table.max_staging_age, table.pipeline_topics.transaction_timeout)
     limits = [given, *held.values()]
     left = now - timedelta(seconds=max(one.max_staging_age for one in limits)) - SLACK
     done_for = left - timedelta(seconds=max(one.transaction_timeout for one in limits))
@@ -156,10 +156,10 @@ def registered_id(table: Table) -> str:
 
 
 def _sorted(
-    stored: Iterable[Stored], contents: Contents, done_for: datetime
-) -> dict[str, list[Stored]]:
+    stored: Iterable[StoredFile], contents: Contents, done_for: datetime
+) -> dict[str, list[StoredFile]]:
     """The unlisted files, by what will be done with them."""
-    found: dict[str, list[Stored]] = {
+    found: dict[str, list[StoredFile]] = {
         name: [] for name in ("orphans", "young", "for_readers", "foreign")
     }
     listed = sorted(stored, key=lambda one: one.path)
@@ -181,7 +181,7 @@ def _sorted(
     return found
 
 
-def _roots_below(stored: Iterable[Stored]) -> tuple[str, ...]:
+def _roots_below(stored: Iterable[StoredFile]) -> tuple[str, ...]:
     """The folders below the root that are roots of other tables, with a slash at the end."""
     mark = "/" + owner.PATH
     return tuple(o.path.removesuffix(owner.PATH) for o in stored if o.path.endswith(mark))

@@ -47,7 +47,7 @@ _QUEUED = 64
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     """A difference from the manifest; ``path`` is the file's."""
 
     path: str
@@ -74,7 +74,7 @@ class Verified:
     other_levels: int
     unnamed: int
     unnamed_bytes: int
-    problems: tuple[Problem, ...]
+    problems: tuple[FileProblem, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The result as JSON-able values."""
@@ -112,7 +112,7 @@ def verify(table: Table, progress: Callable[[int, int], None] = lambda _, __: No
         sum(list(file.partition) != [level.name for level in levels] for file in files),
         len(stored),
         sum(one.bytes for one in stored),
-        tuple(Problem(path, text) for path, text in sorted(found) if path in now),
+        tuple(FileProblem(path, text) for path, text in sorted(found) if path in now),
     )
 
 

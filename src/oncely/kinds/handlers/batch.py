@@ -13,7 +13,7 @@ from oncely.context import TRACE, Context, Header, following, of_headers
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.ranges import TopicPartition
 from oncely.core.record import Record
-from oncely.telemetry import Messages
+from oncely.telemetry import MessageRange
 
 
 class Batch:
@@ -141,11 +141,11 @@ class Portion(Batch):
         for index in range(len(self._numbers)):
             yield type(self)(self._chunk, tp, self._numbers[index : index + 1], self._names)
 
-    def messages(self) -> Messages:
+    def messages(self) -> MessageRange:
         """The records as messages of a span, with the trace of the first one."""
         first, last = self.offsets
         trace = of_headers(self._headers(int(self._numbers[0])), TRACE)
-        return Messages(self.topic, self.partition, first, last + 1, len(self._numbers), trace)
+        return MessageRange(self.topic, self.partition, first, last + 1, len(self._numbers), trace)
 
     @property
     def only(self) -> int | None:

@@ -33,15 +33,15 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kafka import topics
-from oncely.kafka.reader import Reader
+from oncely.kafka.reader import RecordReader
 from oncely.kafka.transaction import Message
 from oncely.kinds import topic_dead_letters as dead_letter_messages
-from oncely.kinds.base import LETTERS_STAY, Judged, row_refused
+from oncely.kinds.base import LETTERS_STAY, Reprocessed, row_refused
 from oncely.kinds.kafka.form import digested, encode
 from oncely.kinds.kafka.format import SOURCE_HEADER
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import DeadLetters, Reading, replaying
-from oncely.kinds.topic_publishing import Passed, TopicReplay
+from oncely.kinds.topic_dead_letters import DeadLetterReader, DeadLetterTopic, replaying
+from oncely.kinds.topic_publishing import ReplayOutput, TopicReplay
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View
@@ -55,8 +55,8 @@ def replay_into_topics(sink: KafkaSink) -> TopicReplay:
     return TopicReplay(sink.ledger, sink.rejects_topic, replayer, write, sink.close)
 
 
-def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
-    """Judged rows as messages."""
+def _encoded(sink: KafkaSink, judged: Reprocessed) -> ReplayOutput:
+    """Reprocessed rows as messages."""
 
     def limits(names: Sequence[str]) -> dict[str, topics.TopicLimits]:
         """The limits of existing topics that may receive old records."""
@@ -77,7 +77,7 @@ def _encoded(sink: KafkaSink, judged: Judged) -> Passed:
     failed = {one.record for one in refused}
     own = judged.own(formed.row_record, failed)
     changes = partial(replayed, chunk, own, failed, formed.digests)
-    return Passed(list(found), refused, lambda: found, changes=changes)
+    return ReplayOutput(list(found), refused, lambda: found, changes=changes)
 
 
 def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str]) -> None:
@@ -137,7 +137,7 @@ class Sources:
         """
         ranges = {tp: OffsetRange(min(self._next.get(tp, 0), end), end) for tp, end in ends.items()}
         of = self._pipeline_topics
-        with closing(Reader(of.brokers, of.kafka)) as reader:
+        with closing(RecordReader(of.brokers, of.kafka)) as reader:
             needs = frozenset({"headers"})
             for records in reader.tables(ranges, needs, lost="skip", silence=of.timeout):
                 for headers in records["headers"].chunks:
@@ -275,7 +275,7 @@ class KafkaRewrites:
 
     def _lost(self, work: Rewrite) -> list[int]:
         """The offsets that have neither a record in the output nor a dead letter that waits."""
-        tp, letters = work.partition, DeadLetters(self._cluster, self.sink.rejects_topic)
+        tp, letters = work.partition, DeadLetterTopic(self._cluster, self.sink.rejects_topic)
         self._sources.read(self._offsets(self._topic, OffsetSpec.latest()))
         wanted = [at for one in work.offsets for at in range(one.start, one.end)]
         wanted = [at for at in wanted if (tp, at) not in self._sources]
@@ -283,7 +283,9 @@ class KafkaRewrites:
         if position is None or not wanted:
             return wanted
         ends = self._offsets(self.sink.rejects_topic, OffsetSpec.latest())
-        with closing(Reading(self._cluster.pipeline_topics, position, ends).letters()) as waiting:
+        with closing(
+            DeadLetterReader(self._cluster.pipeline_topics, position, ends).letters()
+        ) as waiting:
             kept = {one.origin for one in waiting}
         return [at for at in wanted if (tp, at) not in kept]
 

@@ -22,7 +22,7 @@ from oncely.core.batch import Batch, Chunk, Formed, IntArray, Packet, Rejection,
 from oncely.core.digest import Recipe, digest_sum
 from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
-from oncely.kafka.sender import BATCH_HEAD, Columns, Sender, batch_size
+from oncely.kafka.sender import BATCH_HEAD, MessageColumns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
 from oncely.kinds.base import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
@@ -104,11 +104,11 @@ class Messages:
         """True if the messages have neither headers nor timestamps of their own."""
         return self.headers is None and self.timestamps is None
 
-    def columns(self, at: IntArray) -> Columns:
+    def columns(self, at: IntArray) -> MessageColumns:
         """The messages at these indices, without headers."""
         if len(at) == len(self.value):  # all messages, unchanged
-            return Columns(self.key, self.value)
-        return Columns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
+            return MessageColumns(self.key, self.value)
+        return MessageColumns(self.key.take(pa.array(at)), self.value.take(pa.array(at)))
 
 
 def digested(formed: Formed[Messages], chunk: Chunk, recipe: Recipe) -> Formed[Messages]:
@@ -319,7 +319,7 @@ class PackedMessages(Load):
         """Send packet by packet."""
         for packet in batch.packets():
             for part in packet.content.combine_chunks().to_batches():
-                columns = Columns(part.column("key"), part.column("value"))
+                columns = MessageColumns(part.column("key"), part.column("value"))
                 writer.send_columns(packet.staged.name or "", columns)
             in_time()
 

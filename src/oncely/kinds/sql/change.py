@@ -49,10 +49,16 @@ from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
-from oncely.kinds.base import LETTERS_STAY, Judged, Portion, Tried, row_refused
+from oncely.kinds.base import (
+    LETTERS_STAY,
+    LockedDeadLetters,
+    ReplayResult,
+    Reprocessed,
+    row_refused,
+)
 from oncely.kinds.sql.form import as_stored
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import Target
+from oncely.kinds.sql.table import BoundTable
 from oncely.kinds.sql.write import write_rows
 from oncely.kinds.sql_ledger import Refused
 from oncely.kinds.tables import SOURCE_COLUMNS
@@ -374,7 +380,7 @@ class SqlRewrites:
         return Fence(self.sink.pipeline, expected.epoch, expected.run)
 
     @property
-    def _target(self) -> Target:
+    def _target(self) -> BoundTable:
         if self.sink.target is None:
             raise InvariantViolation("rewrite before bind")
         return self.sink.target
@@ -410,7 +416,7 @@ class SqlReplay:
     after: RejectKey = FIRST
 
     @contextmanager
-    def portion(self, limit: int) -> Iterator[Portion | None]:
+    def portion(self, limit: int) -> Iterator[LockedDeadLetters | None]:
         """Rejects that follow ``after``, locked; the end of the context is the COMMIT."""
         ledger = self.sink.ledger
         with (
@@ -424,16 +430,16 @@ class SqlReplay:
                 return
             epoch = registered.epoch
 
-            def commit(judged: Judged | None) -> Tried:
+            def commit(judged: Reprocessed | None) -> ReplayResult:
                 failed = self._write(ours, judged, epoch) if judged else {}
                 again = [judged.again(why) for why in failed.values()] if judged else []
                 self._settle(ours, rejects, failed, again, epoch)
-                return Tried(len(rejects) - len(failed), len(failed))
+                return ReplayResult(len(rejects) - len(failed), len(failed))
 
-            yield Portion(rejects, commit)
+            yield LockedDeadLetters(rejects, commit)
         self.after = (*rejects[-1].partition, rejects[-1].offset)
 
-    def _write(self, ours: Connection, judged: Judged, epoch: int) -> dict[int, Rejection]:
+    def _write(self, ours: Connection, judged: Reprocessed, epoch: int) -> dict[int, Rejection]:
         """Write the valid rows, and amend the history; returns the rejections by record."""
         sink = self.sink
         if sink.target is None:
@@ -458,7 +464,7 @@ class SqlReplay:
     def _amend(
         self,
         ours: Connection,
-        judged: Judged,
+        judged: Reprocessed,
         formed: Formed[pa.Table],
         failed: Mapping[int, Rejection],
         epoch: int,

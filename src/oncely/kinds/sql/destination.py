@@ -29,7 +29,7 @@ from oncely.kinds.kind import Parts
 from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink, target_of
-from oncely.kinds.sql.table import Target, Wanted, create_statement, inspect
+from oncely.kinds.sql.table import BoundTable, TableSpec, create_statement, inspect
 from oncely.kinds.sql_ledger import (
     Needs,
     dead_letters,
@@ -127,7 +127,7 @@ class SqlDestination(TableDestination):
         return SqlSink(
             pipeline=self.settings.name,
             dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
-            wanted=Wanted(
+            wanted=TableSpec(
                 given.table, schema, tuple(given.keys), given.version, given.rounding == "allow"
             ),
             keep_source=keeps_source(schema),
@@ -221,7 +221,7 @@ class SqlDestination(TableDestination):
         return SinkPlan(facts, connections, statements)
 
     def _privileges(
-        self, sink: SqlSink, connection: Any, target: Target | None, inspection: Inspection
+        self, sink: SqlSink, connection: Any, target: BoundTable | None, inspection: Inspection
     ) -> None:
         needs = Needs(
             upsert=bool(sink.wanted.keys),
@@ -233,7 +233,7 @@ class SqlDestination(TableDestination):
         inspection.notes += further_privileges(sink.ledger, connection, needs.columns)
 
     def _audit_notes(
-        self, sink: SqlSink, schema: pa.Schema, target: Target | None
+        self, sink: SqlSink, schema: pa.Schema, target: BoundTable | None
     ) -> Iterator[str]:
         """The limits of an audit of the table."""
         kinds = {one.name: kind_of(one.type) for one in schema}
@@ -259,7 +259,7 @@ class SqlDestination(TableDestination):
 
 
 def _columns(
-    sink: SqlSink, schema: pa.Schema | None, target: Target | None
+    sink: SqlSink, schema: pa.Schema | None, target: BoundTable | None
 ) -> tuple[tuple[str, str, str], ...]:
     if schema is None:
         return ()

@@ -14,7 +14,7 @@ import pyarrow as pa
 from oncely.core.batch import Chunk, Formed
 from oncely.core.digest import STORED, Kind, Recipe
 from oncely.kinds.base import DELETED, Form
-from oncely.kinds.sql.table import Target
+from oncely.kinds.sql.table import BoundTable
 from oncely.kinds.tables import (
     refuse_missing_keys,
     rejections_of,
@@ -28,7 +28,7 @@ from oncely.stores.sql.postgres_digest import stored_texts
 ORDINAL = "_oncely_ord"
 
 
-def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Formed[pa.Table]:
+def prepare(chunk: Chunk, target: BoundTable | None, keep_source: bool) -> Formed[pa.Table]:
     """Merge rows and tombstones, cast them, and reject values that cannot be cast.
 
     Returns:
@@ -50,7 +50,7 @@ def prepare(chunk: Chunk, target: Target | None, keep_source: bool) -> Formed[pa
 
 
 def form_of(
-    target: Target, keep_source: bool, looking: Callable[[], AbstractContextManager[Connection]]
+    target: BoundTable, keep_source: bool, looking: Callable[[], AbstractContextManager[Connection]]
 ) -> Form:
     """What records become in a table.
 
@@ -81,7 +81,7 @@ def form_of(
 
 
 def as_stored(
-    look: Connection, target: Target, rows: pa.Table, recipe: Recipe
+    look: Connection, target: BoundTable, rows: pa.Table, recipe: Recipe
 ) -> tuple[pa.Table, list[int]]:
     """Rows with the server's texts of the columns of kind :data:`STORED`.
 

@@ -22,7 +22,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
 from oncely.kinds.base import NO_SINGLE_RECORD, digests_of, row_digests, row_refused
 from oncely.kinds.sql.form import prepare
-from oncely.kinds.sql.table import Target, Wanted, check_unaltered, create_tables, inspect
+from oncely.kinds.sql.table import BoundTable, TableSpec, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows
 from oncely.kinds.sql_ledger import Refused
 from oncely.stores.sql.cast import cast_rows
@@ -57,10 +57,10 @@ class SqlSink:
 
     pipeline: str
     dialect: Dialect
-    wanted: Wanted
+    wanted: TableSpec
     keep_source: bool = False
     create: bool = True
-    target: Target | None = None
+    target: BoundTable | None = None
     connect: Connect = connect
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -241,7 +241,9 @@ def publish(sink: SqlSink, batch: Batch, fence: Fence, claim: Claim | None) -> N
             sink.ledger.compare_and_set(ours, claim.data, batch.history)
 
 
-def _write(ours: Connection, dialect: Dialect, target: Target, packets: Iterable[pa.Table]) -> None:
+def _write(
+    ours: Connection, dialect: Dialect, target: BoundTable, packets: Iterable[pa.Table]
+) -> None:
     """Write packets as they come; for an upsert all at once, because a key may be in several.
 
     Raises:
@@ -281,7 +283,7 @@ def _move_query(ours: Connection, sink: SqlSink, fence: Fence, query: QueryBatch
     sink.ledger.statements.note_query(ours, query)
 
 
-def target_of(sink: SqlSink) -> Target:
+def target_of(sink: SqlSink) -> BoundTable:
     """The table to which the sink is bound."""
     if sink.target is None:
         raise InvariantViolation("a batch before bind")

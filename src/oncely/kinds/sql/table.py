@@ -32,7 +32,7 @@ RESERVED = "_oncely_"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TableSpec:
     """The requirements of the pipeline on the table.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Target:
+class BoundTable:
     """A table that accepts the rows.
 
     Attributes:
@@ -123,7 +123,7 @@ class Target:
         return Recipe.of({c: k or other for c, k in every if c not in own}, offset=keep_source)
 
 
-def create_statement(dialect: Dialect, wanted: Wanted) -> str:
+def create_statement(dialect: Dialect, wanted: TableSpec) -> str:
     """The DDL of a table that accepts the rows.
 
     Raises:
@@ -141,7 +141,7 @@ def create_statement(dialect: Dialect, wanted: Wanted) -> str:
     return dialect.translate(f"CREATE TABLE IF NOT EXISTS {name} (\n" + ",\n".join(lines) + "\n)")
 
 
-def _refuse_names(dialect: Dialect, wanted: Wanted) -> None:
+def _refuse_names(dialect: Dialect, wanted: TableSpec) -> None:
     for name in (wanted.table.name, *wanted.schema.names):
         if name.startswith(RESERVED):
             reason = f"names that begin with {RESERVED} are Oncely's own"
@@ -163,7 +163,7 @@ def _column_type(dialect: Dialect, field: pa.Field) -> str:
     return dialect.column_type(pa.struct([]) if is_json(field) else field.type)
 
 
-def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) -> None:
+def create_tables(connection: Connection, tables: LedgerTables, wanted: TableSpec) -> None:
     """Create the destination table and the ledger's tables if they are missing.
 
     Raises:
@@ -179,7 +179,7 @@ def create_tables(connection: Connection, tables: LedgerTables, wanted: Wanted) 
         inspect(tables.dialect, connection, wanted)
 
 
-def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
+def inspect(dialect: Dialect, connection: Connection, wanted: TableSpec) -> BoundTable:
     """Compare the table with the requirements.
 
     Raises:
@@ -224,11 +224,11 @@ def inspect(dialect: Dialect, connection: Connection, wanted: Wanted) -> Target:
     )
     separately = dialect.separately(connection, wanted.table, wanted.keys, wanted.schema.names)
     keyed = (wanted.keys, wanted.version, facts.identity, kinds, separately)
-    return Target(wanted.table, facts.relation, fits, types, *keyed)
+    return BoundTable(wanted.table, facts.relation, fits, types, *keyed)
 
 
 def check_unaltered(
-    dialect: Dialect, connection: Connection, target: Target, found: TableTypes | None = None
+    dialect: Dialect, connection: Connection, target: BoundTable, found: TableTypes | None = None
 ) -> None:
     """Compare the table with the types for which the rows were encoded.
 
@@ -264,7 +264,9 @@ def check_unaltered(
         raise TableAltered(f"{target.table}: {'; '.join(changed)}")
 
 
-def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[ColumnFit]) -> None:
+def _refuse_rounding(
+    wanted: TableSpec, columns: dict[str, Column], fits: Sequence[ColumnFit]
+) -> None:
     """Refuse columns that keep fewer digits than the declared types have.
 
     Raises:
@@ -286,7 +288,7 @@ def _refuse_rounding(wanted: Wanted, columns: dict[str, Column], fits: Sequence[
         )
 
 
-def _refuse_policies(dialect: Dialect, connection: Connection, wanted: Wanted) -> None:
+def _refuse_policies(dialect: Dialect, connection: Connection, wanted: TableSpec) -> None:
     """Refuse a table whose row-level security refuses all rows, or may hide some from the delete of
     an upsert, which the database does not report.
 
@@ -329,7 +331,7 @@ def _problem(dialect: Dialect, columns: dict[str, Column], field: pa.Field) -> s
     return None
 
 
-def _key_problems(dialect: Dialect, connection: Connection, wanted: Wanted) -> Sequence[str]:
+def _key_problems(dialect: Dialect, connection: Connection, wanted: TableSpec) -> Sequence[str]:
     if not wanted.keys:
         return []
     names = wanted.schema.names

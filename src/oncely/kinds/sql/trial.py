@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from oncely.kinds.trial import BEFORE, INSIDE, POSITION, RECORDS, STEPS, Killer, Place, Trial
 from oncely.stores.sql.connection import (
-    Answer,
     Connection,
     Dialect,
     RowByRow,
     Statement,
+    StatementResult,
     TableName,
     connect,
 )
@@ -52,7 +52,7 @@ class _Session:
 
     def copy(
         self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
-    ) -> Sequence[Answer]:
+    ) -> Sequence[StatementResult]:
         if not self._killer.position_first:
             self._killer.at(BEFORE)
         if self._killer.wants(INSIDE):

@@ -22,7 +22,7 @@ from oncely.core.batch import Formed, IntArray, Rejection
 from oncely.errors import TableMismatch, WrongInput
 from oncely.kinds.base import DELETED
 from oncely.kinds.sql.form import ORDINAL
-from oncely.kinds.sql.table import Target, check_unaltered
+from oncely.kinds.sql.table import BoundTable, check_unaltered
 from oncely.stores.sql.connection import (
     BadData,
     ColumnFit,
@@ -42,7 +42,7 @@ _ROW = "_oncely_row."
 def write_rows(
     connection: Connection,
     dialect: Dialect,
-    target: Target,
+    target: BoundTable,
     formed: Formed[pa.Table],
     still_ours: Callable[[], None],
     refused: Callable[[Sequence[Rejection]], None],
@@ -118,7 +118,7 @@ class RowWriter:
         types: the table's types after the last slice, if they were read with it.
     """
 
-    def __init__(self, dialect: Dialect, target: Target) -> None:
+    def __init__(self, dialect: Dialect, target: BoundTable) -> None:
         self._dialect = dialect
         self._target = target
         self._used = False
@@ -236,7 +236,9 @@ class RowWriter:
         return connection.insert_each(into, rows)
 
 
-def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[tuple[str, str]]:
+def staging_columns(
+    dialect: Dialect, target: BoundTable, *, ordered: bool
+) -> list[tuple[str, str]]:
     """Names and types of a staging table: the target's own types, text if the server casts."""
     text, number = dialect.column_type(pa.string()), dialect.column_type(pa.int64())
     columns = [
@@ -246,7 +248,7 @@ def staging_columns(dialect: Dialect, target: Target, *, ordered: bool) -> list[
     return [*columns, (ORDINAL, number), *([(DELETED, number)] if ordered else [])]
 
 
-def insert_select(dialect: Dialect, target: Target, rows: str, of: str = "") -> str:
+def insert_select(dialect: Dialect, target: BoundTable, rows: str, of: str = "") -> str:
     """``INSERT INTO target (…) SELECT …``, text columns cast by the server.
 
     Args:
@@ -263,7 +265,7 @@ def quoted(dialect: Dialect, table: TableName) -> str:
     return ".".join(dialect.quote(part) for part in table if part)
 
 
-def _values(dialect: Dialect, target: Target, of: str = "") -> str:
+def _values(dialect: Dialect, target: BoundTable, of: str = "") -> str:
     fits = target.fits
     return ", ".join(f"{_value(dialect, fit, of)} AS {dialect.quote(fit.name)}" for fit in fits)
 
@@ -274,7 +276,7 @@ def _value(dialect: Dialect, fit: ColumnFit, of: str) -> str:
     return f"{value} COLLATE {fit.collation}" if fit.collation else value
 
 
-def upserts(dialect: Dialect, target: Target, staged: str, *, repeated: bool) -> list[str]:
+def upserts(dialect: Dialect, target: BoundTable, staged: str, *, repeated: bool) -> list[str]:
     """Statements that apply staged rows with the effect of separate statements in order.
 
     Separately, a tombstone would delete its key; a row would replace the row of its key unless that
@@ -321,7 +323,7 @@ def upserts(dialect: Dialect, target: Target, staged: str, *, repeated: bool) ->
     return [*([check] if repeated else []), delete, f"{insert} {last}"]
 
 
-def _on_conflict(dialect: Dialect, target: Target) -> str:
+def _on_conflict(dialect: Dialect, target: BoundTable) -> str:
     q = dialect.quote
     # A key that only equals the row's, such as another case of its letters, replaces it, too.
     kept = {*target.keys} - {*target.inexact_keys}

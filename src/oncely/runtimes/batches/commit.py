@@ -47,14 +47,14 @@ from oncely.kinds.base import CommitsChunks, Sink, StagesBatches, StagingTask
 from oncely.phases import phase, timed
 from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
-from oncely.runtimes.chunks import Bounds, Processing, dead_letters
+from oncely.runtimes.chunks import ChunkBounds, Processing, dead_letters
 from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.row_transform import RowTransform
 
 
 @dataclass(frozen=True)
-class Reading:
+class RangeReader:
     """The conversion of ranges to chunks.
 
     Attributes:
@@ -70,17 +70,25 @@ class Reading:
     decoder: Decoder
     transform: RowTransform
     needs: frozenset[str]
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: ChunkBounds = field(default_factory=ChunkBounds)
     headers: bool = False
 
     @classmethod
     def of(
-        cls, context: CommitContext[Sink], transform: RowTransform, bounds: Bounds | None = None
-    ) -> Reading:
+        cls,
+        context: CommitContext[Sink],
+        transform: RowTransform,
+        bounds: ChunkBounds | None = None,
+    ) -> RangeReader:
         """The reading of a run."""
         headers = "headers" in context.sink.needs
         return cls(
-            context.source, context.decoder, transform, context.needs, bounds or Bounds(), headers
+            context.source,
+            context.decoder,
+            transform,
+            context.needs,
+            bounds or ChunkBounds(),
+            headers,
         )
 
     def processing(self, *, again: bool = False) -> Processing:
@@ -141,13 +149,13 @@ class RangePlan:
     sink: StagesBatches
     fence: Fence
     batch_id: int
-    reading: Reading
+    reading: RangeReader
     buckets: int = 0
     max_rejects: int | None = None
 
 
 @dataclass(frozen=True)
-class Answer:
+class TaskResult:
     """An answer of a task to the driver; one that commits has several.
 
     Attributes:
@@ -167,7 +175,7 @@ class Answer:
     proved: Ranges = field(default_factory=dict)
 
 
-def require_proved(answers: Iterable[Answer], ranges: Ranges) -> None:
+def require_proved(answers: Iterable[TaskResult], ranges: Ranges) -> None:
     """Check that the tasks have proved that they have read all ranges, each once."""
     proved: dict[TopicPartition, OffsetRange] = {}
     for one in answers:
@@ -183,21 +191,23 @@ def commit_chunks(
     delivery: Delivery[CommitsChunks],
     fence: Fence,
     budget: Budget,
-    reading: Reading,
+    reading: RangeReader,
     share: Ranges,
     attempt: Attempt,
-) -> Generator[Answer, None, None]:
+) -> Generator[TaskResult, None, None]:
     """Commit the records of a share in chunks; yield the outcome of each range, then the proof."""
     # A second attempt decodes in forked children first, and a fork copies no thread.
     with PipelinedCommit(budget, overlap=not attempt.again) as hand:
         for chunk in reading.chunks(share, again=attempt.again):
-            yield from map(Answer, hand.finish())
+            yield from map(TaskResult, hand.finish())
             hand.begin(delivery, fence, chunk)
-        yield from map(Answer, hand.finish())
-    yield Answer(proved=share)
+        yield from map(TaskResult, hand.finish())
+    yield TaskResult(proved=share)
 
 
-def stage_ranges(plan: RangePlan, share: Ranges, attempt: Attempt) -> Generator[Answer, None, None]:
+def stage_ranges(
+    plan: RangePlan, share: Ranges, attempt: Attempt
+) -> Generator[TaskResult, None, None]:
     """Stage the records of a share; yield one answer."""
     tally = _Tally(plan.max_rejects)
     with _staging(plan, attempt) as task:
@@ -212,7 +222,7 @@ def stage_ranges(plan: RangePlan, share: Ranges, attempt: Attempt) -> Generator[
 
 def send_ranges(
     plan: RangePlan, share: Ranges, attempt: Attempt
-) -> Generator[Answer | ShuffleBlock, None, None]:
+) -> Generator[TaskResult | ShuffleBlock, None, None]:
     """Before a shuffle: yield the rows of a share in packets, each with a bucket, and one
     answer."""
     tally = _Tally(plan.max_rejects)
@@ -228,7 +238,7 @@ def send_ranges(
 
 def stage_packets(
     plan: RangePlan, packets: Iterable[Any], attempt: Attempt
-) -> Generator[Answer, None, None]:
+) -> Generator[TaskResult, None, None]:
     """After a shuffle: stage the packets of a bucket; yield one answer."""
     with _staging(plan, attempt) as task:
         for packet in timed("read", packets):
@@ -236,7 +246,7 @@ def stage_packets(
                 task.add_packet(packet)
         with phase("write"):
             staged = task.finish()
-    yield Answer(staged=staged)
+    yield TaskResult(staged=staged)
 
 
 # -- parts ------------------------------------------------------------------------------------
@@ -299,10 +309,10 @@ class _Tally:
             self._max_rejects, count, TOO_MANY.format(f"{count:,} or more"), MEND, refused
         )
 
-    def answer(self, share: Ranges, staged: Staged) -> Answer:
+    def answer(self, share: Ranges, staged: Staged) -> TaskResult:
         """The answer of a task that has read its share."""
         counts = {tp: staged.of_range(tp, done) for tp, done in self._counts.items()}
-        return Answer(None, self._read, counts, tuple(self._rejects), staged, share)
+        return TaskResult(None, self._read, counts, tuple(self._rejects), staged, share)
 
 
 # -- drivers ----------------------------------------------------------------------------------
@@ -322,7 +332,7 @@ class PartitionCommit:
     ledger: OpenLedger[CommitsChunks]
     transform: RowTransform
     jobs: Jobs
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: ChunkBounds = field(default_factory=ChunkBounds)
 
     def opened(self) -> None:
         """See :class:`~oncely.runtimes.batches.run.CommitsBatches`. Nothing is staged."""
@@ -335,7 +345,7 @@ class PartitionCommit:
         """
         del batch_id  # a partition commit is keyed by offsets only
         ledger, budget = self.ledger, self.ledger.budget
-        reading = Reading.of(ledger.context, self.transform, self.bounds)
+        reading = RangeReader.of(ledger.context, self.transform, self.bounds)
         task = partial(commit_chunks, ledger.for_batch(ranges), ledger.fence, budget, reading)
         answers, error = sort_out(self.jobs.run(task, shares_of(ranges)))
         outcomes = [one.outcome for one in answers if one.outcome is not None]
@@ -407,7 +417,7 @@ class RangeCommit:
     ledger: OpenLedger[StagesBatches]
     transform: RowTransform
     jobs: Jobs
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: ChunkBounds = field(default_factory=ChunkBounds)
     layout: Literal["per_partition", "clustered"] = "per_partition"
     buckets: int = 8
 
@@ -422,9 +432,9 @@ class RangeCommit:
         batch = self._batch(ranges, self._agreed(batch_id, ranges))
         return ledger.publish(batch, lambda: sink.sweep(ledger.fence, batch_id + 1))
 
-    def _agreed(self, batch_id: int, ranges: Ranges) -> list[Answer]:
+    def _agreed(self, batch_id: int, ranges: Ranges) -> list[TaskResult]:
         """The answers of tasks that agree; ranges of the others are staged again."""
-        agreed: list[Answer] = []
+        agreed: list[TaskResult] = []
         left = ranges
         # A batch has no more records than offsets, and more records never lower the budget.
         max_rejects = self.ledger.budget.left(offsets_of(ranges), 0)
@@ -445,11 +455,11 @@ class RangeCommit:
 
     def _stage(
         self, batch_id: int, ranges: Ranges, most: int | None, max_rejects: int | None
-    ) -> list[Answer]:
+    ) -> list[TaskResult]:
         """Run one job, of at most so many tasks; its answers in the order of their ranges."""
         buckets = self.buckets if self.layout == "clustered" else 0
         context = self.ledger.context
-        reading = Reading.of(context, self.transform, self.bounds)
+        reading = RangeReader.of(context, self.transform, self.bounds)
         plan = RangePlan(context.sink, self.ledger.fence, batch_id, reading, buckets, max_rejects)
         shares = shares_of(ranges, most)
         if buckets:
@@ -460,7 +470,7 @@ class RangeCommit:
             found = self.jobs.run(partial(stage_ranges, plan), shares)
         return sorted(all_of(found), key=_order)
 
-    def _batch(self, ranges: Ranges, answers: Sequence[Answer]) -> Batch:
+    def _batch(self, ranges: Ranges, answers: Sequence[TaskResult]) -> Batch:
         """The job's output as a batch, after a check that it is complete.
 
         Raises:
@@ -497,5 +507,5 @@ class RangeCommit:
         return Batch(ranges, counts, rejects, staged)
 
 
-def _order(answer: Answer) -> list[TopicPartition]:
+def _order(answer: TaskResult) -> list[TopicPartition]:
     return sorted(answer.read)

@@ -31,9 +31,9 @@ from oncely.errors import OncelyError, Unavailable, UnreadableBatch
 from oncely.kinds.base import Sink
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
-from oncely.runtimes.goal import Goal
+from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.jobs.base import Jobs
-from oncely.runtimes.mirror import Mirror
+from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
@@ -86,7 +86,7 @@ class BatchRun:
     jobs: Jobs
     batches: CommitsBatches
     takeovers: Takeovers
-    mirror: Mirror
+    mirror: GroupOffsetPublisher
     trigger_seconds: float
     max_records_per_batch: int
     stop: StopSignal = field(default_factory=StopSignal)
@@ -94,7 +94,7 @@ class BatchRun:
 
     def __post_init__(self) -> None:
         self._positions: dict[TopicPartition, Position] = {}
-        self._goal: Goal | None = None
+        self._goal: EndOffsets | None = None
         self._told_draining = False
         self._look_at = 0.0
         self._shorter_since: float | None = None
@@ -215,7 +215,7 @@ class BatchRun:
             self._add_partitions()
         if until_latest and self._goal is None:  # also that of a retry
             goal = dict(look.ends)
-            self._goal = Goal(self._source, self.takeovers.on_gap, goal, time.monotonic)
+            self._goal = EndOffsets(self._source, self.takeovers.on_gap, goal, time.monotonic)
         ends = look.ends
         if self._goal is not None:
             ends = {tp: min(end, self._goal.ends.get(tp, 0)) for tp, end in ends.items()}

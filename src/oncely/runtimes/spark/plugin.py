@@ -254,7 +254,7 @@ class PublishedBatches:
         except Exception as error:
             if not is_java(error):
                 raise
-            raise BatchFailed(without_stack(error)) from None
+            raise SparkBatchFailed(without_stack(error)) from None
 
     def _take_effect(self, frame: DataFrame, batch_id: int) -> None:
         plan = self.checkpoint.plan(batch_id)
@@ -385,5 +385,5 @@ class PublishedBatches:
         )
 
 
-class BatchFailed(Exception):
+class SparkBatchFailed(Exception):
     """Spark's own failure of a batch, as a short text for Spark."""

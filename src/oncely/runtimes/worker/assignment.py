@@ -38,7 +38,7 @@ from oncely.kafka.records import Records, offsets_of
 _HOLES = 1_000
 
 
-class Stage(Enum):
+class PartitionState(Enum):
     """The stage of an assigned partition."""
 
     TAKING = "taking"
@@ -48,7 +48,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class BufferLimits:
     """The bounds of memory, and of a commit. Bytes are those in memory.
 
     Attributes:
@@ -101,7 +101,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Work:
+class PendingCommit:
     """What is committed next, under one fence.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Buffer:
 
 @dataclass
 class _Partition:
-    stage: Stage = Stage.TAKING
+    stage: PartitionState = PartitionState.TAKING
     fence: Fence | None = None
     position: Position = 0  # of the ledger, after the commits that have ended
     given: Position = 0  # the end of what was given out
@@ -167,7 +167,7 @@ class _Partition:
     holes: deque[OffsetRange] = field(default_factory=lambda: deque(maxlen=_HOLES))
     full: bool = False  # until half of the buffer is left
 
-    def drop(self, stage: Stage) -> int:
+    def drop(self, stage: PartitionState) -> int:
         dropped = self.buffer.records
         self.stage, self.fence, self.buffer = stage, None, _Buffer()
         return dropped
@@ -176,8 +176,8 @@ class _Partition:
 class Assignment:
     """The partitions of one member."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: BufferLimits | None = None) -> None:
+        self._limits = limits or BufferLimits()
         self._all: dict[TopicPartition, _Partition] = {}
         self._turn = 0
         self._full = False  # all buffers together
@@ -196,8 +196,8 @@ class Assignment:
 
     def answered(self, ours: Collection[TopicPartition]) -> None:
         """The group has said which partitions are assigned to this member."""
-        for tp in self.staged(Stage.ASKING) | self.staged(Stage.LEFT):
-            self._all[tp].stage = Stage.TAKING if tp in ours else Stage.LEFT
+        for tp in self.staged(PartitionState.ASKING) | self.staged(PartitionState.LEFT):
+            self._all[tp].stage = PartitionState.TAKING if tp in ours else PartitionState.LEFT
 
     # -- the ledger ------------------------------------------------------------------------
 
@@ -211,14 +211,14 @@ class Assignment:
         for tp, at in positions.items():
             if tp in self._all:
                 known = leader_epochs.get(tp, -1)
-                self._all[tp] = _Partition(Stage.OWNED, fence, at, at, at, at, known)
+                self._all[tp] = _Partition(PartitionState.OWNED, fence, at, at, at, at, known)
 
     def lost(self, partitions: Iterable[TopicPartition], *, ask: bool) -> int:
         """A takeover or commit has failed; ``ask``: because another process has taken over.
 
         Returns the number of dropped records.
         """
-        stage = Stage.ASKING if ask else Stage.TAKING
+        stage = PartitionState.ASKING if ask else PartitionState.TAKING
         return sum(self._all[tp].drop(stage) for tp in partitions if tp in self._all)
 
     def of(self, fence: Fence) -> frozenset[TopicPartition]:
@@ -242,7 +242,7 @@ class Assignment:
                 skipped it, so that it was taken for a hole. Also if the holes are forgotten.
         """
         one = self._all.get(tp)
-        if one is None or one.stage is not Stage.OWNED:
+        if one is None or one.stage is not PartitionState.OWNED:
             return frozenset()
         given = np.asarray(offsets)
         if given[0] >= one.next and bool((np.diff(given) > 0).all()):
@@ -263,7 +263,7 @@ class Assignment:
     def fetched(self, tp: TopicPartition, piece: Fetched) -> bool:
         """Buffer records; False if they are not of an owned partition, and are dropped."""
         one = self._all.get(tp)
-        if one is None or one.stage is not Stage.OWNED:
+        if one is None or one.stage is not PartitionState.OWNED:
             return False
         check(piece.first >= one.next, f"{tp}: offset {piece.first} came after {one.next - 1}")
         one.buffer.append(piece)
@@ -276,10 +276,10 @@ class Assignment:
     def ended(self, tp: TopicPartition, end: Position) -> None:
         """All records before a last stable offset were fetched."""
         one = self._all.get(tp)
-        if one is not None and one.stage is Stage.OWNED:
+        if one is not None and one.stage is PartitionState.OWNED:
             one.end = max(one.end, end)
 
-    def work(self, at_least: int = 1) -> Work | None:
+    def work(self, at_least: int = 1) -> PendingCommit | None:
         """The records to commit next, of the fences in turn; None if no fence has so many."""
         buffered: Counter[Fence] = Counter()
         for one in self._all.values():
@@ -308,7 +308,7 @@ class Assignment:
 
     def _given_out(
         self, fence: Fence, pieces: Mapping[TopicPartition, tuple[Fetched, ...]]
-    ) -> Work:
+    ) -> PendingCommit:
         ranges, epochs = {}, {}
         for tp, taken in pieces.items():
             one = self._all[tp]
@@ -316,9 +316,9 @@ class Assignment:
             one.given = ranges[tp].end
             if taken[-1].leader_epoch > one.leader_epoch:
                 epochs[tp] = one.leader_epoch = taken[-1].leader_epoch
-        return Work(fence, ranges, pieces, epochs)
+        return PendingCommit(fence, ranges, pieces, epochs)
 
-    def put_back(self, work: Work) -> None:
+    def put_back(self, work: PendingCommit) -> None:
         """Work that was given out is not done; what is still owned under its fence is buffered
         again, before the rest."""
         for tp in self.of(work.fence) & work.ranges.keys():
@@ -332,7 +332,9 @@ class Assignment:
         found: dict[TopicPartition, OffsetRange] = {}
         fence: Fence | None = None
         for tp, one in sorted(self._all.items()):
-            idle = one.stage is Stage.OWNED and not one.buffer and one.position == one.given
+            idle = (
+                one.stage is PartitionState.OWNED and not one.buffer and one.position == one.given
+            )
             if idle and one.end > one.position and fence in (None, one.fence):
                 fence = one.fence
                 found[tp] = OffsetRange(one.position, one.end)
@@ -366,7 +368,7 @@ class Assignment:
         self._full = size * (2 if self._full else 1) >= limits.buffered_bytes
         return {
             tp for tp, one in self._all.items()
-            if self._full or one.full or one.stage is not Stage.OWNED
+            if self._full or one.full or one.stage is not PartitionState.OWNED
         }  # fmt: skip
 
     def _is_full(self, buffer: _Buffer, share: int, was: bool) -> bool:
@@ -376,7 +378,7 @@ class Assignment:
 
     # -- questions -------------------------------------------------------------------------
 
-    def staged(self, stage: Stage) -> frozenset[TopicPartition]:
+    def staged(self, stage: PartitionState) -> frozenset[TopicPartition]:
         """The partitions in a stage."""
         return frozenset(tp for tp, one in self._all.items() if one.stage is stage)
 
@@ -388,7 +390,7 @@ class Assignment:
     @property
     def positions(self) -> dict[TopicPartition, Position]:
         """The ledger's positions of the owned partitions."""
-        return {tp: o.position for tp, o in self._all.items() if o.stage is Stage.OWNED}
+        return {tp: o.position for tp, o in self._all.items() if o.stage is PartitionState.OWNED}
 
     @property
     def in_memory(self) -> frozenset[TopicPartition]:

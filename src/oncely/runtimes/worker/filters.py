@@ -28,7 +28,7 @@ class Admitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Waits:
+class Delay:
     """The settings of the filters; None: there is no such filter.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Window:
 
 
 @dataclass
-class Gates:
+class Throttle:
     """The state of the filters of each partition.
 
     A partition's window of the throttle begins with the first record after the last window's end.
@@ -60,7 +60,7 @@ class Gates:
     longer than the delay.
     """
 
-    waits: Waits = field(default_factory=Waits)
+    waits: Delay = field(default_factory=Delay)
     _windows: dict[TopicPartition, _Window] = field(default_factory=dict)
     _ahead: dict[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """When the first record from the future was seen, and its timestamp."""

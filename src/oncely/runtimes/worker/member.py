@@ -33,16 +33,22 @@ from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
 from oncely.garbage import rare_collections
 from oncely.kafka.group import GroupConsumer, Rebalances
-from oncely.kafka.inbox import Polled
+from oncely.kafka.inbox import PollResult
 from oncely.kafka.records import Records, offsets_of, timestamps_of, without
 from oncely.phases import Seconds, into
-from oncely.runtimes.goal import Goal
+from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import tell_batch
-from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage, Work
-from oncely.runtimes.worker.filters import Gates
+from oncely.runtimes.worker.assignment import (
+    Assignment,
+    BufferLimits,
+    Fetched,
+    PartitionState,
+    PendingCommit,
+)
+from oncely.runtimes.worker.filters import Throttle
 from oncely.runtimes.worker.run import WorkerRun
 
 log = logging.getLogger(__name__)
@@ -66,7 +72,7 @@ class _InHand(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    work: Work
+    work: PendingCommit
     chunk: Chunk
     seconds: Seconds
     topic_ids: Callable[[], Mapping[str, str]]  # asked for after the records were fetched
@@ -93,14 +99,14 @@ class Member(Rebalances):
 
     run: WorkerRun
     join: Callable[[Rebalances], GroupConsumer]
-    limits: Limits = field(default_factory=Limits)
+    limits: BufferLimits = field(default_factory=BufferLimits)
     revoke_seconds: float = 10.0
     restarts: bool = False
     stop: StopSignal = field(default_factory=StopSignal)
     listener: events.Listener = lambda _: None
     overlap: bool = True
     patience: float = 300.0
-    gates: Gates = field(default_factory=Gates)
+    gates: Throttle = field(default_factory=Throttle)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
@@ -126,7 +132,7 @@ class Member(Rebalances):
         self._strangers: Callable[[], dict[TopicPartition, str]] = dict  # the last question
         self._unread: frozenset[TopicPartition] = frozenset()  # of this pipeline by anybody
 
-    def work(self, goal: Goal | None = None) -> bool:
+    def work(self, goal: EndOffsets | None = None) -> bool:
         """Work until stopped, or until the ledger has reached the goal; True if it has.
 
         Raises:
@@ -255,7 +261,10 @@ class Member(Rebalances):
 
     def _ask(self) -> None:
         """Ask the group for the partitions that were taken over by others."""
-        asking, left = self.assignment.staged(Stage.ASKING), self.assignment.staged(Stage.LEFT)
+        asking, left = (
+            self.assignment.staged(PartitionState.ASKING),
+            self.assignment.staged(PartitionState.LEFT),
+        )
         if not (asking or (left and self.clock() >= self._ask_at)):
             return
         self._ask_at = self.clock() + _ASK_AGAIN
@@ -287,7 +296,7 @@ class Member(Rebalances):
         return {}
 
     def _take_again(self) -> None:
-        waiting = self.assignment.staged(Stage.TAKING)
+        waiting = self.assignment.staged(PartitionState.TAKING)
         if waiting:
             for tp, at in self._take(waiting).items():
                 self._group.seek(tp, at)
@@ -335,7 +344,7 @@ class Member(Rebalances):
             self._read += self.clock() - began
         self._receive(polled)
 
-    def _receive(self, polled: Polled) -> None:
+    def _receive(self, polled: PollResult) -> None:
         self._came |= polled.messages.keys() | polled.ends.keys()
         for tp, records in polled.messages.items():
             if tp not in self._held:
@@ -408,7 +417,7 @@ class Member(Rebalances):
         owned = replace(fence, partitions=self.assignment.of(fence)) if fences else None
         self._hand.begin_work(partial(self.run.watch, owned))
 
-    def _decoded(self, work: Work | None) -> _Ready | None:
+    def _decoded(self, work: PendingCommit | None) -> _Ready | None:
         """Work with its chunk; None if there is none, or it can't be decoded now. The broker is
         asked for the ids of the topics meanwhile."""
         if work is None:
@@ -481,7 +490,7 @@ class Member(Rebalances):
         if ahead and not self._closing:
             self._group.mark(ahead)
 
-    def _reached(self, goal: Goal) -> bool:
+    def _reached(self, goal: EndOffsets) -> bool:
         """True if the positions of all partitions, also those of other members, are at the ends."""
         own, ends = self.assignment.positions, goal.ends
         if self._hand.busy:

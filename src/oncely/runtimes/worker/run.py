@@ -16,10 +16,10 @@ from oncely.errors import Fenced
 from oncely.kafka.records import table_of
 from oncely.kinds.base import CommitsChunks, PreparesChunks
 from oncely.phases import phase
-from oncely.runtimes.batches.commit import Reading
+from oncely.runtimes.batches.commit import RangeReader
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.takeover import Taken, Takeovers
-from oncely.runtimes.worker.assignment import Work
+from oncely.runtimes.worker.assignment import PendingCommit
 
 
 @dataclass
@@ -70,13 +70,13 @@ class WorkerRun:
     # -- commits ---------------------------------------------------------------------------
 
     @phase("decode")
-    def chunk(self, work: Work) -> Chunk:
+    def chunk(self, work: PendingCommit) -> Chunk:
         """Decode and transform records."""
         runs = [(tp, piece.payload) for tp, pieces in work.pieces.items() for piece in pieces]
         context = self.ledger.context
         table = table_of(runs, context.needs)
         starts = {tp: range_.start for tp, range_ in work.ranges.items()}
-        (chunk,) = Reading.of(context, self.transform).processing().chunks(starts, [table])
+        (chunk,) = RangeReader.of(context, self.transform).processing().chunks(starts, [table])
         if self.by_key:
             return replace(chunk, keys=table.column("key"))
         if isinstance(context.sink, PreparesChunks):
@@ -104,7 +104,7 @@ class WorkerRun:
         return []
 
     @phase("plan")
-    def before(self, work: Work, topic_ids: Callable[[], Mapping[str, str]]) -> None:
+    def before(self, work: PendingCommit, topic_ids: Callable[[], Mapping[str, str]]) -> None:
         """Before a commit: the topics are the same, and the ledger knows the leader epochs.
 
         Args:

@@ -49,7 +49,7 @@ _SDK_TRIES = 3
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredFile:
     """A file in the listing of a store: path below the root, size in bytes, time of its last
     change."""
 
@@ -73,7 +73,7 @@ class FileSystem(Protocol):
     def open(self, path: str) -> pa.NativeFile:
         """Open a file for reading ranges of it."""
 
-    def files(self) -> Iterator[Stored]:
+    def files(self) -> Iterator[StoredFile]:
         """All files below the root, in any order."""
 
     def modified(self, path: str) -> datetime:
@@ -151,7 +151,7 @@ class Remote:
         """Open the file for random access."""
         return self._fs.open_input_file(self._full(path))
 
-    def files(self) -> Iterator[Stored]:
+    def files(self) -> Iterator[StoredFile]:
         """One recursive listing; pyarrow requests its pages."""
         from pyarrow.fs import FileSelector, FileType
 
@@ -159,7 +159,7 @@ class Remote:
         selector = FileSelector(self._root, recursive=True, allow_not_found=True)
         for info in self._fs.get_file_info(selector):
             if info.type == FileType.File and info.path.startswith(base):
-                yield Stored(info.path[len(base) :], info.size, _utc(info.mtime))
+                yield StoredFile(info.path[len(base) :], info.size, _utc(info.mtime))
 
     def modified(self, path: str) -> datetime:
         """The time of the store."""
@@ -237,7 +237,7 @@ class Folder:
         """Map the file into memory."""
         return pa.memory_map(str(self._root / path))
 
-    def files(self) -> Iterator[Stored]:
+    def files(self) -> Iterator[StoredFile]:
         """Walk the tree; links are not followed, and files that vanish meanwhile are left out."""
         folders = [""]
         while folders:
@@ -249,7 +249,7 @@ class Folder:
                         continue
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
-                        yield Stored(f"{folder}{entry.name}", status.st_size, _when(status))
+                        yield StoredFile(f"{folder}{entry.name}", status.st_size, _when(status))
 
     def modified(self, path: str) -> datetime:
         """The time of the file system."""
@@ -320,7 +320,7 @@ def _utc(when: datetime | None) -> datetime:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-__all__ = ["NoSuchFile", "S3Options", "Store", "Stored"]
+__all__ = ["NoSuchFile", "S3Options", "Store", "StoredFile"]
 
 T = TypeVar("T")
 
@@ -403,7 +403,7 @@ class Store:
             return False
         return True
 
-    def list(self) -> Iterator[Stored]:
+    def list(self) -> Iterator[StoredFile]:
         """All files below the root, in any order; files that are created or deleted meanwhile
         may be missing."""
         yield from self._again("list", lambda place: list(place.files()))

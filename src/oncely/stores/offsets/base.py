@@ -31,7 +31,7 @@ from oncely.stores.sql.connection import TableName
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPosition:
     """The stored state of one topic-partition.
 
     Attributes:
@@ -59,7 +59,7 @@ class OffsetStore(Protocol):
     def where(self) -> str:
         """Kind and address of the store, for messages: never with a password."""
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """All present positions of the pipeline. Creates nothing.
 
         Raises:
@@ -68,7 +68,7 @@ class OffsetStore(Protocol):
             Stopped: it contains foreign data.
         """
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """Write these positions and no others; durable when it returns.
 
         After an error it is unknown which of them were written. Saving them again is safe.
@@ -90,12 +90,12 @@ class OffsetStore(Protocol):
         """Close the connection; the next call opens a new one. Never raises."""
 
 
-def encode(stored: Stored) -> bytes:
+def encode(stored: StoredPosition) -> bytes:
     """``{"position":17,"epoch":3,"cluster_id":"…","topic_id":"…"}``."""
     return msgspec.json.encode(stored)
 
 
-def decode(text: bytes, where: str, of: object) -> Stored:
+def decode(text: bytes, where: str, of: object) -> StoredPosition:
     """Parse the text of :func:`encode`.
 
     Args:
@@ -107,12 +107,12 @@ def decode(text: bytes, where: str, of: object) -> Stored:
         Stopped: it has another form.
     """
     try:
-        return checked(msgspec.json.decode(text, type=Stored), where, of)
+        return checked(msgspec.json.decode(text, type=StoredPosition), where, of)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise foreign(where, of, str(error)) from None
 
 
-def checked(stored: Stored, where: str, of: object) -> Stored:
+def checked(stored: StoredPosition, where: str, of: object) -> StoredPosition:
     """The value, if position and epoch are valid.
 
     Raises:
@@ -236,11 +236,11 @@ class StoreLedger:
         """Close the store's connection."""
         self.store.close()
 
-    def _save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def _save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         self.store.save(positions)
         self._opened.update(positions)
 
-    def _load(self) -> dict[TopicPartition, Stored]:
+    def _load(self) -> dict[TopicPartition, StoredPosition]:
         """Every position of the store.
 
         Raises:
@@ -257,7 +257,7 @@ class StoreLedger:
             )
         return known
 
-    def _held(self, fence: Fence) -> dict[TopicPartition, Stored]:
+    def _held(self, fence: Fence) -> dict[TopicPartition, StoredPosition]:
         """Every position, unless a newer run has taken one.
 
         Raises:
@@ -270,5 +270,7 @@ class StoreLedger:
         return known
 
 
-def _stored(tp: TopicPartition, at: Position, fence: Fence, source: SourceIdentity) -> Stored:
-    return Stored(at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""))
+def _stored(
+    tp: TopicPartition, at: Position, fence: Fence, source: SourceIdentity
+) -> StoredPosition:
+    return StoredPosition(at, fence.epoch, source.cluster_id, source.topic_ids.get(tp.topic, ""))

@@ -23,7 +23,7 @@ import msgspec
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
-from oncely.stores.offsets.base import OffsetStore, Stored, checked, foreign
+from oncely.stores.offsets.base import OffsetStore, StoredPosition, checked, foreign
 from oncely.tries import tries
 
 _AGAIN = 0.005  # seconds
@@ -35,7 +35,7 @@ class _Content(msgspec.Struct):
 
     written_by: Literal["oncely"]
     pipeline: str
-    positions: dict[str, dict[int, Stored]]
+    positions: dict[str, dict[int, StoredPosition]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FileStore(OffsetStore):
         """The file."""
         return f"file {self.file}"
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """See :meth:`OffsetStore.load`. Waits for no lock."""
         try:
             text = self.file.read_bytes()
@@ -77,12 +77,12 @@ class FileStore(OffsetStore):
             for number, stored in numbers.items()
         }
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """See :meth:`OffsetStore.save`."""
         try:
             self._make_directory()
             with self._locked():
-                tree: dict[str, dict[int, Stored]] = {}
+                tree: dict[str, dict[int, StoredPosition]] = {}
                 for tp, stored in sorted({**self.load(), **positions}.items()):
                     tree.setdefault(tp.topic, {})[tp.partition] = stored
                 content = _Content("oncely", self.pipeline, tree)

@@ -22,7 +22,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, classify_error, make, unanswered
 from oncely.per_process import PerProcess
-from oncely.stores.offsets.base import OffsetStore, Stored, foreign
+from oncely.stores.offsets.base import OffsetStore, StoredPosition, foreign
 from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
 from oncely.tries import tries
 
@@ -80,7 +80,7 @@ class KafkaStore(OffsetStore):
         """Brokers and group."""
         return f"Kafka {self.brokers}, group {self.group}"
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """See :meth:`OffsetStore.load`. Also raises the errors of ``partitions``."""
         wanted = [ck.TopicPartition(*tp) for tp in self.partitions()]
         if not wanted:
@@ -92,7 +92,7 @@ class KafkaStore(OffsetStore):
             if one.offset >= 0
         }
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """See :meth:`OffsetStore.save`. One request; the broker may refuse single partitions."""
         offsets = [
             ck.TopicPartition(*tp, stored.position, _stamp(stored, self.pipeline))
@@ -105,7 +105,7 @@ class KafkaStore(OffsetStore):
         """End the connection."""
         self._client.close()
 
-    def _stored(self, found: Any) -> Stored:
+    def _stored(self, found: Any) -> StoredPosition:
         stamped = read_stamp(found.offset, found.metadata)
         if stamped is None:
             raise foreign(
@@ -119,7 +119,7 @@ class KafkaStore(OffsetStore):
                 f"group {self.group!r} holds positions of pipeline {stamped.pipeline!r}",
                 way_out="give the pipeline a group of its own",
             )
-        return Stored(stamped.position, stamped.epoch, stamped.cluster, stamped.topic_id)
+        return StoredPosition(stamped.position, stamped.epoch, stamped.cluster, stamped.topic_id)
 
     def _ask(self, doing: str, request: Callable[[Any, float], Sequence[Any]]) -> Sequence[Any]:
         """Repeat a request until its result is good, while its error is temporary."""
@@ -173,7 +173,7 @@ class _Client:
         return error if error and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED else None
 
 
-def _stamp(stored: Stored, pipeline: str) -> str:
+def _stamp(stored: StoredPosition, pipeline: str) -> str:
     known = OffsetMetadata(stored.position, stored.epoch, stored.cluster_id, stored.topic_id)
     return stamp(known, pipeline)
 

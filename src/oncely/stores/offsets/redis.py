@@ -21,7 +21,7 @@ from oncely.per_process import PerProcess
 from oncely.secrets import Secrets
 from oncely.stores.offsets.base import (
     OffsetStore,
-    Stored,
+    StoredPosition,
     decode,
     encode,
     field_of,
@@ -70,7 +70,7 @@ class RedisStore(OffsetStore):
     def _secrets(self) -> Secrets:
         return Secrets.of(_passwords(self._url))
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """See :meth:`OffsetStore.load`."""
         found = self._ask("read", lambda client: client.hgetall(self.key))
         return {
@@ -80,7 +80,7 @@ class RedisStore(OffsetStore):
             for name, value in found.items()
         }
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """See :meth:`OffsetStore.save`. One HSET: all of them, or none."""
         fields: Any = {field_of(tp): encode(stored) for tp, stored in positions.items()}
         if fields:

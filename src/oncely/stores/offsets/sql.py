@@ -14,7 +14,7 @@ from typing import TypeVar
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.per_process import PerProcess
-from oncely.stores.offsets.base import SQL_TABLE, OffsetStore, Stored, checked
+from oncely.stores.offsets.base import SQL_TABLE, OffsetStore, StoredPosition, checked
 from oncely.stores.sql.connection import (
     BadData,
     Connection,
@@ -82,13 +82,13 @@ class SqlStore(OffsetStore):
         """Database and table."""
         return f"{self._dialect.endpoint}, table {self.table}"
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """See :meth:`OffsetStore.load`."""
         if self._dialect.name == "sqlite" and not Path(self._dialect.endpoint).exists():
             return {}
         return self._ask(self._read)
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """See :meth:`OffsetStore.save`. In one transaction."""
         if positions:
             self._ask(lambda connection: self._write(connection, positions), create=True)
@@ -97,15 +97,19 @@ class SqlStore(OffsetStore):
         """End the session."""
         self._session.close()
 
-    def _read(self, connection: Connection) -> dict[TopicPartition, Stored]:
+    def _read(self, connection: Connection) -> dict[TopicPartition, StoredPosition]:
         if not self._exists(connection):
             return {}
         return {
-            TopicPartition(topic, number): checked(Stored(*rest), self.where, f"{topic}/{number}")
+            TopicPartition(topic, number): checked(
+                StoredPosition(*rest), self.where, f"{topic}/{number}"
+            )
             for topic, number, *rest in connection.query(self._sql(_SELECT), (self.pipeline,))
         }
 
-    def _write(self, connection: Connection, positions: Mapping[TopicPartition, Stored]) -> None:
+    def _write(
+        self, connection: Connection, positions: Mapping[TopicPartition, StoredPosition]
+    ) -> None:
         if not self._ready and not self._exists(connection):
             with transaction(connection):
                 self._dialect.lock_for_setup(connection)

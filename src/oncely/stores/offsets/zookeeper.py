@@ -18,7 +18,14 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.extras import require
 from oncely.per_process import PerProcess
-from oncely.stores.offsets.base import OffsetStore, Stored, decode, encode, field_of, foreign
+from oncely.stores.offsets.base import (
+    OffsetStore,
+    StoredPosition,
+    decode,
+    encode,
+    field_of,
+    foreign,
+)
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -62,12 +69,12 @@ class ZooKeeperStore(OffsetStore):
         """Servers and path."""
         return f"ZooKeeper {self.hosts}, path {self.root}"
 
-    def load(self) -> dict[TopicPartition, Stored]:
+    def load(self) -> dict[TopicPartition, StoredPosition]:
         """See :meth:`OffsetStore.load`."""
-        found: dict[TopicPartition, Stored] = self._ask("read", self._read)
+        found: dict[TopicPartition, StoredPosition] = self._ask("read", self._read)
         return found
 
-    def save(self, positions: Mapping[TopicPartition, Stored]) -> None:
+    def save(self, positions: Mapping[TopicPartition, StoredPosition]) -> None:
         """See :meth:`OffsetStore.save`. All in one transaction, up to 1000 of them."""
         texts = {self._path(tp): encode(stored) for tp, stored in sorted(positions.items())}
         paths = list(texts)
@@ -82,7 +89,7 @@ class ZooKeeperStore(OffsetStore):
     def _path(self, tp: TopicPartition) -> str:
         return f"{self.root}/{field_of(tp)}"
 
-    def _read(self, asking: _Asking) -> dict[TopicPartition, Stored]:
+    def _read(self, asking: _Asking) -> dict[TopicPartition, StoredPosition]:
         # A server may be behind the others; sync brings it up to date with earlier writes.
         asking.all(asking.client.sync_async, [self.root])
         [topics] = asking.all(asking.client.get_children_async, [self.root])

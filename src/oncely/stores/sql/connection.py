@@ -155,7 +155,7 @@ class Statement(NamedTuple):
     otherwise: Exception | None = None
 
 
-class Answer(NamedTuple):
+class StatementResult(NamedTuple):
     """The answer to a statement: the number of rows that it has changed, and those it returns."""
 
     changed: int
@@ -213,7 +213,7 @@ class Connection(Protocol):
 
     def copy(
         self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
-    ) -> Sequence[Answer]:
+    ) -> Sequence[StatementResult]:
         """Append ``rows`` by the bulk path; they have the table's types.
 
         Args:

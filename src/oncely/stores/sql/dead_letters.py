@@ -139,7 +139,7 @@ _COLUMNS = pa.schema(
 )
 
 
-class DeadLetters:
+class DeadLetterTable:
     """The rejects of one pipeline, over a connection that the caller holds."""
 
     def __init__(self, tables: LedgerTables) -> None:

@@ -40,7 +40,7 @@ def _postgres(url: str, connect_timeout: int) -> Dialect:
     require("sql", "sink.url", "PostgreSQL")
     import psycopg
 
-    from oncely.stores.sql.postgres import Postgres
+    from oncely.stores.sql.postgres import PostgresDialect
 
     try:
         parts = psycopg.conninfo.conninfo_to_dict(url)
@@ -53,7 +53,7 @@ def _postgres(url: str, connect_timeout: int) -> Dialect:
             "is not a valid URL of libpq",
             way_out=f"percent-encode special characters in user and password; {_WAYS}",
         )
-    return Postgres(url, connect_timeout)
+    return PostgresDialect(url, connect_timeout)
 
 
 def _misread(parts: Mapping[str, object]) -> bool:

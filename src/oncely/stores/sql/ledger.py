@@ -35,7 +35,7 @@ from oncely.stores.sql.connection import (
     session,
     transaction,
 )
-from oncely.stores.sql.dead_letters import DeadLetters
+from oncely.stores.sql.dead_letters import DeadLetterTable
 from oncely.stores.sql.history import History
 from oncely.stores.sql.statements import LedgerStatements, Registered
 from oncely.stores.sql.tables import LedgerTables
@@ -80,9 +80,9 @@ class SqlLedger:
         return History(self.tables)
 
     @property
-    def dead_letters(self) -> DeadLetters:
+    def dead_letters(self) -> DeadLetterTable:
         """The rejects."""
-        return DeadLetters(self.tables)
+        return DeadLetterTable(self.tables)
 
     @property
     def one_store(self) -> bool:
@@ -123,7 +123,7 @@ class SqlLedger:
 
     def take_over(self, setup: Connection, takeover: Takeover) -> Opened:
         """As :meth:`open`, in a session, where the ledger's tables exist."""
-        opener = takeovers.Opener(
+        opener = takeovers.SqlTakeover(
             self.run, takeover.expected, self.target if takeover.reset is None else None,
             takeover.partitions, takeover.since,
         )  # fmt: skip

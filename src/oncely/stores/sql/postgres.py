@@ -24,7 +24,6 @@ from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.peers import protocol_at
 from oncely.secrets import Secrets
 from oncely.stores.sql.connection import (
-    Answer,
     Barred,
     Column,
     ColumnFit,
@@ -37,6 +36,7 @@ from oncely.stores.sql.connection import (
     RowsDropped,
     Separately,
     Statement,
+    StatementResult,
     TableFacts,
     TableName,
     TableTypes,
@@ -47,8 +47,8 @@ from oncely.stores.sql.postgres_session import (
     LOCK_SECONDS,
     SHRINKS,
     UNCHANGED,
-    Message,
     Sent,
+    ServerMessage,
     WatchedSession,
     not_of_the_row,
     sort_error,
@@ -236,7 +236,7 @@ class PostgresConnection:
 
     def copy(
         self, table: TableName, rows: pa.Table, then: Sequence[str] = (), *, of_rows: bool = True
-    ) -> Sequence[Answer]:
+    ) -> Sequence[StatementResult]:
         """Append ``rows`` by binary COPY: one round trip to its begin, and one to its end.
 
         Raises:
@@ -251,7 +251,7 @@ class PostgresConnection:
         taken, *answers = message.copy(self._encoded(rows), table.name)[-1 - len(after) :]
         if taken.command_tuples != rows.num_rows:
             raise RowsDropped(table, rows.num_rows, taken.command_tuples or 0)
-        return [Answer(one.command_tuples or 0, message.rows(one)) for one in answers]
+        return [StatementResult(one.command_tuples or 0, message.rows(one)) for one in answers]
 
     def _encoded(self, rows: pa.Table) -> Iterator[bytes]:
         """The rows as messages of a binary COPY."""
@@ -270,9 +270,9 @@ class PostgresConnection:
         """Send a message of the deferred statements and of ``statements``."""
         return self._message(*statements).send()
 
-    def _message(self, *statements: Sent) -> Message:
+    def _message(self, *statements: Sent) -> ServerMessage:
         sent, self._deferred = [*self._deferred, *statements], []
-        return Message(self._session, sent)
+        return ServerMessage(self._session, sent)
 
     def _written(self, sql: str, params: Params = ()) -> bytes:
         """The statement with its parameters as literals."""
@@ -426,7 +426,7 @@ def _quoted(identifier: str) -> str:
 
 
 @dataclass(frozen=True)
-class Postgres:
+class PostgresDialect:
     """The dialect of PostgreSQL 12 and later."""
 
     url: str = field(repr=False)

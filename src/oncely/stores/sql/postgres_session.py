@@ -326,7 +326,7 @@ class Sent(NamedTuple):
 
 
 @dataclass
-class Message:
+class ServerMessage:
     """A message to the server of a session.
 
     Attributes:

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 from oncely.core.times import OF_DAY, without_text
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.stores.sql.connection import (
-    Answer,
     BadData,
     Column,
     ColumnFit,
@@ -31,6 +30,7 @@ from oncely.stores.sql.connection import (
     RowByRow,
     RowsDropped,
     Statement,
+    StatementResult,
     TableName,
 )
 
@@ -244,7 +244,7 @@ class SqliteConnection:
 
     def copy(
         self, table: TableName, rows: pa.Table, then: Sequence[str] = (), **_: bool
-    ) -> Sequence[Answer]:
+    ) -> Sequence[StatementResult]:
         """Append ``rows`` by one prepared INSERT.
 
         ``OR ABORT`` overrides an ``ON CONFLICT IGNORE`` or ``ROLLBACK`` in the table's own
@@ -267,9 +267,9 @@ class SqliteConnection:
             first += batch.num_rows
         return [self._answer(sql) for sql in then]
 
-    def _answer(self, sql: str) -> Answer:
+    def _answer(self, sql: str) -> StatementResult:
         cursor = _sorted(lambda: self._session.execute(_own_parameters(sql)))
-        return Answer(cursor.rowcount, cursor.fetchall())
+        return StatementResult(cursor.rowcount, cursor.fetchall())
 
     def insert_each(self, into: RowByRow, rows: pa.Table) -> list[tuple[int, str]]:
         """Insert ``rows`` separately: a failed statement leaves no trace."""

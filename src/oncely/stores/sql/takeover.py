@@ -57,7 +57,7 @@ from oncely.stores.sql.connection import (
     application_prefix,
     transaction,
 )
-from oncely.stores.sql.dead_letters import DeadLetters
+from oncely.stores.sql.dead_letters import DeadLetterTable
 from oncely.stores.sql.history import History
 from oncely.stores.sql.statements import LedgerStatements, Registered
 from oncely.stores.sql.tables import POSITIONS, LedgerTables
@@ -215,7 +215,7 @@ def require_ledger(connection: Connection, tables: LedgerTables) -> None:
 
 
 @dataclass(frozen=True)
-class Opener:
+class SqlTakeover:
     """A run, or a reset, that takes over the ledger.
 
     Attributes:
@@ -283,7 +283,7 @@ def whole_of(known: Registered, pipeline: str) -> Fence:
 
 
 def take_epoch(
-    connection: Connection, tables: LedgerTables, source: SourceIdentity, opener: Opener
+    connection: Connection, tables: LedgerTables, source: SourceIdentity, opener: SqlTakeover
 ) -> Fence:
     """Step 1: the next epoch, with the version of the schema that its run writes.
 
@@ -349,7 +349,7 @@ def take_positions(
     connection: Connection,
     tables: LedgerTables,
     fence: Fence,
-    opener: Opener,
+    opener: SqlTakeover,
     takeover: Takeover,
 ) -> Opened:
     """Steps 2 and 3; a reset moves positions in the same transaction.
@@ -384,7 +384,11 @@ def _end_sessions(connection: Connection, tables: LedgerTables, fence: Fence) ->
 
 
 def _settle(
-    connection: Connection, tables: LedgerTables, fence: Fence, opener: Opener, takeover: Takeover
+    connection: Connection,
+    tables: LedgerTables,
+    fence: Fence,
+    opener: SqlTakeover,
+    takeover: Takeover,
 ) -> Opened:
     ledger = LedgerStatements(tables)
     with transaction(connection):
@@ -454,7 +458,11 @@ def _put(
     History is kept and marked. Dead letters are deleted: their records are processed again, and a
     replay of a dead letter that has become a row in the meantime would write it twice.
     """
-    ledger, history, dead_letters = LedgerStatements(tables), History(tables), DeadLetters(tables)
+    ledger, history, dead_letters = (
+        LedgerStatements(tables),
+        History(tables),
+        DeadLetterTable(tables),
+    )
     for tp, at in sorted(positions.items()):
         ledger.put(connection, tp, at)
         history.unskip(connection, tp, at)

@@ -162,7 +162,7 @@ class Cluster:
         self._totals: dict[TopicPartition, tuple[Entry, Totals | None]] = {}
         self.given: dict[frozenset[TopicPartition] | None, int] = {}
         self.starts: dict[TopicPartition, Position] = {}
-        self.turns = Turns()
+        self.turns = AlternatingProducers()
         self.group_metadata: Callable[[], Any] = self.no_member
 
     def close(self) -> None:
@@ -461,7 +461,7 @@ Initialise = Callable[[Mode], Transaction]
 
 
 @dataclass
-class Turn:
+class AlternatingProducer:
     """The instances of both ids of a position, by the mode that names them.
 
     Attributes:
@@ -494,7 +494,7 @@ class Turn:
         """The instance that a position with this mode names."""
         return self.instances[mode].result()
 
-    def next(self, writer: Transaction, mode: Mode, moved: PositionRecord) -> Turn:
+    def next(self, writer: Transaction, mode: Mode, moved: PositionRecord) -> AlternatingProducer:
         """The turn of the other id, after a commit by ``writer`` that was answered.
 
         The id that was used is initialised again from now on.
@@ -503,7 +503,7 @@ class Turn:
         ready = other.done() and not other.cancelled() and other.exception() is None
         alone = ready and other.result().is_older_than_end_of(writer)
         instances = {NEXT[mode]: other, mode: self.start(mode)}
-        return Turn(instances, self.sizes, self.start, moved, alone)
+        return AlternatingProducer(instances, self.sizes, self.start, moved, alone)
 
     def close(self) -> None:
         """Close the instances, and wait for those that are being initialised: a later
@@ -513,15 +513,17 @@ class Turn:
         wait([one for one in self.instances.values() if not one.cancel()])
 
 
-class Turns:
+class AlternatingProducers:
     """The turns of a process. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._kept: dict[TopicPartition, Turn] = {}
+        self._kept: dict[TopicPartition, AlternatingProducer] = {}
         self._pool: ThreadPoolExecutor | None = None
 
-    def taken(self, tp: TopicPartition, sizes: Collection[int], initialise: Initialise) -> Turn:
+    def taken(
+        self, tp: TopicPartition, sizes: Collection[int], initialise: Initialise
+    ) -> AlternatingProducer:
         """The turn that was kept, or a new one; it belongs to the caller until it is kept."""
         with self._lock:
             turn = self._kept.pop(tp, None)
@@ -533,9 +535,9 @@ class Turns:
         def start(mode: Mode) -> Future[Transaction]:
             return self._executor().submit(initialise, mode)
 
-        return Turn({mode: start(mode) for mode in NEXT}, frozenset(sizes), start)
+        return AlternatingProducer({mode: start(mode) for mode in NEXT}, frozenset(sizes), start)
 
-    def keep(self, tp: TopicPartition, turn: Turn) -> None:
+    def keep(self, tp: TopicPartition, turn: AlternatingProducer) -> None:
         """Keep a turn until the next commit; the oldest ones are dropped beyond :data:`KEPT`."""
         with self._lock:
             self._kept[tp] = turn

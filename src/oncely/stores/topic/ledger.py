@@ -122,7 +122,7 @@ class TopicLedger:
         check_open_files(self.cluster.admin, TOGETHER + (KEPT if self.mode == "turns" else 0))
         name = self.pipeline_topics.ledger_topic
         topics.require_ledger(self.cluster.admin, name, create=self.create)
-        opener = takeovers.Opener(
+        opener = takeovers.TopicTakeover(
             self.cluster, self.run, self.target, takeover, self.mode, self.outputs()
         )
         return opener.open()

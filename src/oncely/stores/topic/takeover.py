@@ -248,7 +248,7 @@ class _Given(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opener:
+class TopicTakeover:
     """The takeover of the ledger by one run; see the module.
 
     Attributes:

@@ -7,7 +7,7 @@ import pytest
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import InvariantViolation
-from oncely.runtimes.worker.assignment import Assignment, Fetched, Limits, Stage
+from oncely.runtimes.worker.assignment import Assignment, BufferLimits, Fetched, PartitionState
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -21,7 +21,9 @@ def piece(first: int, last: int, leader_epoch: int = -1) -> Fetched:
     return Fetched(first, last, count, 10 * count, leader_epoch=leader_epoch)
 
 
-def owning(*partitions: TopicPartition, at: int = 0, limits: Limits | None = None) -> Assignment:
+def owning(
+    *partitions: TopicPartition, at: int = 0, limits: BufferLimits | None = None
+) -> Assignment:
     """Partitions that were assigned and taken over by epoch 1."""
     found = Assignment(limits)
     found.assigned(partitions)
@@ -34,7 +36,7 @@ def test_nothing_is_buffered_before_the_ledger_has_given_a_fence() -> None:
     assert not of.fetched(T0, piece(0, 9))
     of.assigned([T0])
     assert not of.fetched(T0, piece(0, 9))
-    assert of.staged(Stage.TAKING) == {T0}
+    assert of.staged(PartitionState.TAKING) == {T0}
     of.taken(fence(1, T0), {T0: 5}, {})
     assert of.fetched(T0, piece(5, 9))
     work = of.work()
@@ -102,17 +104,19 @@ def test_a_late_commit_under_an_old_fence_moves_nothing() -> None:
     assert of.positions == {T0: 0}
 
 
-@pytest.mark.parametrize(("ours", "stage"), [({T0}, Stage.TAKING), (set(), Stage.LEFT)])
-def test_after_the_group_was_asked(ours: set[TopicPartition], stage: Stage) -> None:
+@pytest.mark.parametrize(
+    ("ours", "stage"), [({T0}, PartitionState.TAKING), (set(), PartitionState.LEFT)]
+)
+def test_after_the_group_was_asked(ours: set[TopicPartition], stage: PartitionState) -> None:
     of = owning(T0)
     of.fetched(T0, piece(0, 9))
     assert of.lost([T0], ask=True) == 10
-    assert of.staged(Stage.ASKING) == {T0}
+    assert of.staged(PartitionState.ASKING) == {T0}
     of.answered(ours)
     assert of.staged(stage) == {T0}
     assert of.work() is None
     of.answered({T0})  # during a rebalance a group describes no assignments
-    assert of.staged(Stage.TAKING) == {T0}
+    assert of.staged(PartitionState.TAKING) == {T0}
 
 
 def test_records_that_come_again_are_found() -> None:
@@ -147,7 +151,7 @@ def test_the_holes_that_are_remembered_are_bounded() -> None:
 
 
 def test_a_full_partition_is_paused_until_half_of_it_is_left() -> None:
-    of = owning(T0, limits=Limits(records=4, buffered_records=10))
+    of = owning(T0, limits=BufferLimits(records=4, buffered_records=10))
     of.fetched(T0, piece(0, 3))
     assert of.paused() == set()
     of.fetched(T0, piece(4, 7))
@@ -160,7 +164,7 @@ def test_a_full_partition_is_paused_until_half_of_it_is_left() -> None:
 
 
 def test_the_partitions_share_the_bytes_of_all_buffers() -> None:
-    limits = Limits(buffered_bytes=1 << 20)
+    limits = BufferLimits(buffered_bytes=1 << 20)
     alone, shared = owning(T0, limits=limits), owning(T0, T1, limits=limits)
     for of in (alone, shared):
         of.fetched(T0, Fetched(0, 0, 1, 600_000))
@@ -263,7 +267,7 @@ def test_a_fence_without_records_has_no_work() -> None:
 
 def test_a_commit_of_several_pieces_does_not_exceed_its_records() -> None:
     """But for one that is larger alone."""
-    ours = owning(T0, limits=Limits(records=5))
+    ours = owning(T0, limits=BufferLimits(records=5))
     for first, last in ((0, 2), (3, 4), (5, 5), (6, 15)):
         ours.fetched(T0, piece(first, last))
     ends = [work.ranges[T0].end for _ in range(4) if (work := ours.work())]

@@ -14,7 +14,7 @@ from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
-from oncely.kafka.inbox import Polled
+from oncely.kafka.inbox import PollResult
 from oncely.runtimes import retries
 from oncely.runtimes.takeover import Taken
 from oncely.runtimes.worker.member import Member
@@ -75,7 +75,7 @@ def _in_hand(fence: Fence, ranges: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "tell", backoff.Complaints().tell)
+    monkeypatch.setattr(retries, "tell", backoff.RateLimitedLog().tell)
 
 
 def test_waits_grow_and_it_ends_although_the_ledger_answers_looks() -> None:
@@ -143,7 +143,7 @@ def test_each_partition_has_its_own_patience(how: str) -> None:
         world.down = False
         if how == "end":
             world.until(lambda: P0 in world.member.assignment.positions, of=P1)
-            world.member._receive(Polled(ends={P0: 5}))
+            world.member._receive(PollResult(ends={P0: 5}))
         elif how == "revoked":
             world.member.revoked(frozenset({P0}), lost=False)
             world.member.assignment.assigned([P0])
@@ -163,7 +163,7 @@ def test_a_minute_with_nothing_to_commit_begins_it_anew() -> None:
 
 def test_one_entry_for_each_cause_and_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    told = backoff.Complaints(lambda: now)
+    told = backoff.RateLimitedLog(lambda: now)
     for at in range(0, 130, 5):
         now = float(at)
         told.tell(Unavailable(f"process {at} holds a lock", way_out=f"end {at}"))

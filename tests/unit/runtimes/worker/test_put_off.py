@@ -9,9 +9,9 @@ import pytest
 from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.kafka.inbox import Polled
-from oncely.runtimes.worker.assignment import Limits
-from oncely.runtimes.worker.filters import Gates, Waits
+from oncely.kafka.inbox import PollResult
+from oncely.runtimes.worker.assignment import BufferLimits
+from oncely.runtimes.worker.filters import Delay, Throttle
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import Taken
 from tests.jobtools import Message
@@ -45,11 +45,11 @@ def member() -> Member:
     """It has put off offset 1 for 50 ms; offset 0 is committed."""
     run: Any = Run()
     group: Any = Group()
-    made = Member(run, lambda _: group, gates=Gates(Waits(delay_ms=100)))
+    made = Member(run, lambda _: group, gates=Throttle(Delay(delay_ms=100)))
     made._group, made.clock, made.now = group, lambda: 10.0, lambda: 1_000
     made.assignment.assigned([P0])
     made.assignment.taken(FENCE, {P0: 0}, {})
-    made._receive(Polled({P0: [Message(0, 0), Message(1, 950), Message(2, 0)]}, {P0: 3}))
+    made._receive(PollResult({P0: [Message(0, 0), Message(1, 950), Message(2, 0)]}, {P0: 3}))
     work = made.assignment.work()
     assert work is not None
     assert work.ranges == {P0: OffsetRange(0, 1)}
@@ -65,7 +65,7 @@ def test_it_is_paused_until_its_time_and_then_fetched_again(member: Member) -> N
     member._release()
     assert sought(member) == [(P0, 1)]
     assert member._held.keys() == set()
-    member._receive(Polled({P0: [Message(1, 950), Message(2, 0)]}, {P0: 3}))
+    member._receive(PollResult({P0: [Message(1, 950), Message(2, 0)]}, {P0: 3}))
     work = member.assignment.work()
     assert work is not None
     assert work.ranges == {P0: OffsetRange(1, 3)}
@@ -79,7 +79,7 @@ def test_a_sign_of_life_tells_what_waits_and_not_what_is_to_be_committed(member:
     member._release()
     member.clock, member.now = lambda: 10.05, lambda: 1_050
     member._release()
-    member._receive(Polled({P0: [Message(1, 950), Message(2, 2_000)]}, {}))
+    member._receive(PollResult({P0: [Message(1, 950), Message(2, 2_000)]}, {}))
     member._tell()
     own, none = frozenset({P0}), frozenset[TopicPartition]()
     assert heard == [
@@ -90,7 +90,7 @@ def test_a_sign_of_life_tells_what_waits_and_not_what_is_to_be_committed(member:
 def test_the_end_of_the_log_is_not_reached_over_it(member: Member) -> None:
     """Nor by what was on its way when the partition was paused."""
     assert member.assignment.holes() is None
-    member._receive(Polled({P0: [Message(3, 0)]}, {P0: 4}))
+    member._receive(PollResult({P0: [Message(3, 0)]}, {P0: 4}))
     assert member.assignment.holes() is None
     assert member.assignment.buffered == 0
 
@@ -100,8 +100,8 @@ def test_a_record_that_comes_again_is_passed_over_and_counted(member: Member) ->
     member.listener = heard.append
     member.clock = lambda: 11.0
     member._release()
-    member._receive(Polled({P0: [Message(0, 0)]}))
-    member._receive(Polled({P0: [Message(0, 0), Message(1, 0), Message(1, 0), Message(4, 0)]}))
+    member._receive(PollResult({P0: [Message(0, 0)]}))
+    member._receive(PollResult({P0: [Message(0, 0), Message(1, 0), Message(1, 0), Message(4, 0)]}))
     work = member.assignment.work()
     assert work is not None
     assert work.ranges == {P0: OffsetRange(1, 5)}
@@ -136,7 +136,7 @@ def sought(member: Member) -> list[tuple[TopicPartition, int]]:
 def test_a_commit_has_no_more_records_than_it_may(member: Member) -> None:
     member.assignment.lost([P0], ask=False)
     member._take(frozenset({P0}))
-    member.limits = member.assignment._limits = Limits(records=2)
-    member._receive(Polled({P0: [Message(offset, 0) for offset in range(1, 6)]}))
+    member.limits = member.assignment._limits = BufferLimits(records=2)
+    member._receive(PollResult({P0: [Message(offset, 0) for offset in range(1, 6)]}))
     ranges = [work.ranges[P0] for _ in range(4) if (work := member.assignment.work())]
     assert ranges == [OffsetRange(1, 3), OffsetRange(3, 5), OffsetRange(5, 6)]

@@ -12,7 +12,7 @@ from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Unavailable
-from oncely.runtimes.worker.assignment import Fetched, Limits, Work
+from oncely.runtimes.worker.assignment import BufferLimits, Fetched, PendingCommit
 from oncely.runtimes.worker.member import Member
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -64,7 +64,7 @@ def restarting(*, restarts: bool = True) -> tuple[Member, Hand, Group, list[even
         keep_house=lambda *_: None,
     )
     heard: list[events.Event] = []
-    limits = Limits(records=2)
+    limits = BufferLimits(records=2)
     group, hand = Group(), Hand()
     member = Member(run, lambda _: group, limits, restarts=restarts, listener=heard.append)
     member._group, member._hand, member.clock = group, hand, lambda: 10.0  # type: ignore[assignment]
@@ -155,5 +155,5 @@ def test_by_default_what_stays_is_left_alone() -> None:
     assert committed(heard) == {}
     assert group.sought == {}
     work = member.assignment.work()
-    assert isinstance(work, Work)
+    assert isinstance(work, PendingCommit)
     assert work.ranges == {P0: OffsetRange(0, 2)}

@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncely.core.ranges import TopicPartition
-from oncely.runtimes.worker.filters import Admitted, Gates, Waits
+from oncely.runtimes.worker.filters import Admitted, Delay, Throttle
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_a_record_waits_until_it_is_old_enough() -> None:
-    gates = Gates(Waits(delay_ms=100))
+    gates = Throttle(Delay(delay_ms=100))
     assert gates.admit(P0, [900, 850, None], 1_000) == Admitted(3)
     assert gates.admit(P0, [900, 901, 1], 1_000) == Admitted(1, 1)  # in order, the last one, too
 
 
 def test_a_record_from_the_future_waits_for_the_delay_and_holds_up_nothing_longer() -> None:
-    gates, far = Gates(Waits(delay_ms=100)), 10**15
+    gates, far = Throttle(Delay(delay_ms=100)), 10**15
     assert gates.admit(P0, [900, far, 1], 1_000) == Admitted(1, 100, far - 1_000)
     assert gates.admit(P0, [far, 1], 1_040) == Admitted(0, 60)  # told once
     assert gates.admit(P0, [far, 1, far, 1_090], 1_100) == Admitted(3, 90)
@@ -30,7 +30,7 @@ def test_a_record_from_the_future_waits_for_the_delay_and_holds_up_nothing_longe
 
 
 def test_so_many_records_in_so_much_time() -> None:
-    gates = Gates(Waits(rate=(3, 100)))
+    gates = Throttle(Delay(rate=(3, 100)))
     assert gates.admit(P0, [None] * 2, 1_000) == Admitted(2)
     assert gates.admit(P1, [None] * 3, 1_000) == Admitted(3)  # of each partition
     assert gates.admit(P0, [None] * 2, 1_090) == Admitted(1, 10)
@@ -40,14 +40,14 @@ def test_so_many_records_in_so_much_time() -> None:
 
 
 def test_what_waits_for_the_delay_does_not_use_up_the_throttle() -> None:
-    gates = Gates(Waits(delay_ms=100, rate=(2, 1_000)))
+    gates = Throttle(Delay(delay_ms=100, rate=(2, 1_000)))
     assert gates.admit(P0, [950, 0], 1_000) == Admitted(0, 50)
     assert gates.admit(P0, [950, 0, 0], 1_050) == Admitted(2, 1_000)
 
 
 def test_without_filters_everything_passes() -> None:
-    assert not Waits()
-    assert Gates().admit(P0, [None, 5], 0) == Admitted(2)
+    assert not Delay()
+    assert Throttle().admit(P0, [None, 5], 0) == Admitted(2)
 
 
 @given(
@@ -59,7 +59,7 @@ def test_no_window_of_a_throttle_lets_more_through(
     most: int, length: int, polls: list[tuple[int, int]]
 ) -> None:
     """Nor does a wait end in vain: after it at least one record passes."""
-    gates, now, windows = Gates(Waits(rate=(most, length))), 0, dict[int, int]()
+    gates, now, windows = Throttle(Delay(rate=(most, length))), 0, dict[int, int]()
     began = 0
     for count, pause in polls:
         now += pause
@@ -69,7 +69,7 @@ def test_no_window_of_a_throttle_lets_more_through(
         windows[began] = windows.get(began, 0) + admitted
         assert admitted == count or 0 < wait <= length
         if wait:
-            assert Gates.admit(gates, P0, [None], now + wait).number == 1
+            assert Throttle.admit(gates, P0, [None], now + wait).number == 1
             began = now = now + wait
             windows[began] = 1
     assert all(used <= most for used in windows.values())

@@ -15,9 +15,9 @@ from oncely.core.claim import Fence
 from oncely.core.ledger import Entry
 from oncely.core.ranges import TopicPartition
 from oncely.errors import DataLost, SourceMismatch
-from oncely.kafka.inbox import Polled
+from oncely.kafka.inbox import PollResult
 from oncely.kafka.source import Watermarks
-from oncely.runtimes.goal import Goal
+from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.worker.assignment import Fetched
@@ -60,7 +60,7 @@ def idle(run: Run, *, owns: bool = True) -> Iterator[tuple[Member, list[events.E
     """A member that has no records, and perhaps no partitions."""
     heard: list[events.Event] = []
     group: Any = SimpleNamespace(
-        poll=lambda _: Polled({}, {}),
+        poll=lambda _: PollResult({}, {}),
         pause=lambda _: None,
         assigned_now=frozenset,
         joined=bool,
@@ -136,7 +136,7 @@ def test_a_goal_that_was_cut_away_ends_a_member() -> None:
     with idle(Run(OURS, {"t": "1"})) as (member, _):
         member.clock = lambda: now[0]
         for on_gap in ("record", "fail"):
-            goal = Goal(source, on_gap, {P0: 5, P1: 9}, lambda: now[0])
+            goal = EndOffsets(source, on_gap, {P0: 5, P1: 9}, lambda: now[0])
             assert not member._reached(goal)
             now[0] += 31  # a leader that has just lost its place may answer so
             assert not member._reached(goal)
