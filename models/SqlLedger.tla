@@ -146,7 +146,7 @@ IsFirstOfAll(r) ==
     /\ proc[r].takes = Partitions /\ proc[r].held = 0
     /\ Mistake # "a takeover of some fences one of all"
 
-(* takeover.Opener.require_turn: another run has taken them since this one *)
+(* takeover.SqlTakeover.require_turn: another run has taken them since this one *)
 (* held them, whatever epoch this one is given now; or by a higher epoch.  *)
 IsOvertaken(r) ==
     \/ IsSuperseded(r)
