@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 
-from oncely.audit.claims import claimed
 from oncely.audit.content import Component, Group, Node, Rows, components, digests_of, recipe_of
 from oncely.audit.delta_snapshot import OTHERS, DeltaSnapshot, snapshot_of, total
-from oncely.audit.evidence import Committed, Holder, Keys, OfLedger, Span, among
+from oncely.audit.evidence import Committed, Holder, Keys, OfLedger, Span, among, claimed
 from oncely.audit.report import Finding, Proof, Undecided
-from oncely.audit.scan import Scanned, ScannedRows
+from oncely.audit.tally import Scanned, ScannedRows
 from oncely.config import PipelineSettings
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.digest import Recipe, kind_of, row_digests

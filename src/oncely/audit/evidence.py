@@ -12,12 +12,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.audit.claims import Claims
 from oncely.audit.report import Proof, Undecided
 from oncely.audit.stored.dead_letters import Letter
 from oncely.core.claim import SKIPPED, Counts
 from oncely.core.expected import Expected, ExpectedRecords, Span
-from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, grouped
+from oncely.core.ranges import (
+    OffsetRange,
+    Position,
+    SourceIdentity,
+    TopicPartition,
+    grouped,
+    normalize,
+)
+from oncely.stores.sql.claims import Claim
 
 Digests = npt.NDArray[np.uint64]
 
@@ -401,3 +408,30 @@ def clipped(runs: IntArray, range_: OffsetRange) -> IntArray:
     """The part of runs inside a range."""
     inside = runs[(runs[:, 1] > range_.start) & (runs[:, 0] < range_.end)]
     return np.clip(inside, range_.start, range_.end)
+
+
+Claims = Sequence[Claim]
+"""Offsets for which the ledgers of other pipelines account, in the same destination."""
+
+
+def claimed(claims: Claims, tp: TopicPartition, offsets: IntArray) -> npt.NDArray[np.bool_]:
+    """True for each offset that another pipeline has committed."""
+    found = np.zeros(len(offsets), np.bool_)
+    for one in normalize(range_ for _, of, range_ in claims if of == tp):
+        found |= (offsets >= one.start) & (offsets < one.end)
+    return found
+
+
+def claimants(claims: Claims, tp: TopicPartition, within: OffsetRange) -> str:
+    """The pipelines that have committed offsets of a range, as text; empty: none."""
+    names = {name for name, of, one in claims if of == tp and one.overlaps(within)}
+    return ", ".join(map(repr, sorted(names)))
+
+
+def told(claims: Claims) -> list[str]:
+    """The other pipelines, for the limits of a report."""
+    return [
+        f"pipeline {name!r} writes into the same table: rows of offsets that only its ledger"
+        " contains are its rows, and are not compared"
+        for name in sorted({name for name, *_ in claims})
+    ]

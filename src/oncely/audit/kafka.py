@@ -26,9 +26,9 @@ from oncely.audit.content import Group, Rows
 from oncely.audit.evidence import OfLedger, Span
 from oncely.audit.files import stated_of
 from oncely.audit.report import Finding, Proof
-from oncely.audit.scan import Scanned, ScannedRows
 from oncely.audit.stored.log import Ends, Topics
 from oncely.audit.stored.topic_ledger import TopicLedger, read_ledger
+from oncely.audit.tally import Scanned, ScannedRows
 from oncely.audit.topic_snapshot import TopicSnapshot, take
 from oncely.config import PipelineSettings
 from oncely.core.claim import SKIPPED

@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from oncely.audit.compare import Rules
 from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
-from oncely.audit.engine import ByOffset
+from oncely.audit.engine import ByGroup, ByOffset
 from oncely.audit.evidence import Evidence, Expected, Log
 from oncely.audit.files import FilesEvidence, open_files
-from oncely.audit.group_audit import ByGroup
 from oncely.audit.kafka import KafkaGroup, open_kafka
 from oncely.audit.report import Report
 from oncely.audit.spark_rows import (

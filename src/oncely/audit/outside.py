@@ -3,6 +3,8 @@ pipeline, beyond its position, or of a partition without a position.
 
 The topic decides. A row of no record, or with other values than its record gives today, is
 unexpected. Any other one may be right, and the ledger damaged: nothing is decided about it.
+
+:func:`compare_letters` compares the dead letters of committed offsets with their records.
 """
 
 from __future__ import annotations
@@ -11,16 +13,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from oncely.audit.compare import NO_RECORD
-from oncely.audit.evidence import Bounds, Cell, IntArray, Span
+from oncely.audit.evidence import Bounds, Cell, IntArray, Log, Span
 from oncely.audit.layout import Part, by_partition
 from oncely.audit.ranges import RangeComparison
 from oncely.audit.report import Finding, Undecided
+from oncely.audit.stored.dead_letters import Letter, content_of
+from oncely.core.batch import DISCARDED, Rejection, Stage
+from oncely.core.expected import Expected
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped
+from oncely.kafka.records import LATEST_MS, headers_of, timestamp_of
 
 _CELL = 8_192
 _AT_ONCE = 100  # cells
@@ -118,3 +126,54 @@ class Outside:
                         hit = damage.offsets[np.isin(damage.offsets, offsets)]
                         found |= dict.fromkeys(hit.tolist(), damage.detail)
         return found
+
+
+_PARTS = ("timestamp", "key", "value", "headers")
+_STAGES = {*get_args(Stage), DISCARDED}
+_LETTERS = 500  # records that are in memory together
+_COMPARED = 200  # characters of a reason: destinations shorten it
+
+
+_NOTHING = content_of(None, None, None, ())
+
+
+def compare_letters(
+    letters: Iterable[Letter],
+    ranges: Mapping[TopicPartition, OffsetRange],
+    log: Log,
+    expected: Expected | None,
+) -> Iterator[tuple[Letter, str | None]]:
+    """The dead letters of some offsets, and what is wrong with each: empty if nothing is, None if
+    the topic no longer holds its record.
+
+    Args:
+        letters: by partition and offset.
+        ranges: the offsets.
+        log: the topics.
+        expected: tells the stage at which a record is refused today; None if nothing does.
+    """
+    for tp, own in groupby(letters, lambda one: one.of):
+        inside = [one for one in own if tp in ranges and one.offset in ranges[tp]]
+        for at in range(0, len(inside), _LETTERS):
+            some = inside[at : at + _LETTERS]
+            found = log.messages(tp, [one.offset for one in some])
+            refused = expected.refused(tp, list(found.values())) if expected and found else {}
+            for one in some:
+                there = one.offset in found
+                yield one, _problem(one, found[one.offset], refused) if there else None
+
+
+def _problem(letter: Letter, record: Any, refused: Mapping[int, Rejection]) -> str:
+    at = timestamp_of(record)
+    at = None if at is None or abs(at) > LATEST_MS else at
+    wanted = content_of(at, record.key(), record.value(), headers_of(record))
+    if letter.stage == DISCARDED:
+        wanted = (wanted[0], *_NOTHING[1:])
+    parts = zip(_PARTS, letter.content, wanted, strict=True)
+    if other := [name for name, kept, own in parts if kept != own]:
+        return f"its dead letter has another {' and '.join(other)}"
+    today = refused.get(letter.offset)
+    # Another reason is that of the destination, or of an earlier decode or transform.
+    same = today is not None and letter.reason.startswith(today.reason[:_COMPARED])
+    known = {today.stage, DISCARDED} if today is not None and same else _STAGES
+    return "" if letter.stage in known else f"its dead letter has another stage: {letter.stage}"

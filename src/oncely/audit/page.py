@@ -12,8 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from html import escape
 
-from oncely.audit.report import KINDS, Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import MEANINGS, PROOFS, verdict_sentence
+from oncely.audit.report import (
+    KINDS,
+    MEANINGS,
+    PROOFS,
+    Finding,
+    Hour,
+    PartitionResult,
+    Report,
+    Undecided,
+    verdict_sentence,
+)
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
 from oncely.reject_summary import printable

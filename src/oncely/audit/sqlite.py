@@ -11,10 +11,9 @@ import pyarrow as pa
 
 from oncely.audit.evidence import Cell, Holder, IntArray, Keys, Span, Tally, among
 from oncely.audit.layout import adjacent
-from oncely.audit.scan import Scanned
 from oncely.audit.stored.sql_ledger import REJECTS
 from oncely.audit.tables import OF_ROWS, Tables, conditions
-from oncely.audit.tally import Tallies, added
+from oncely.audit.tally import Scanned, Tallies, added
 from oncely.core.digest import KINDS, Kind, Recipe, kind_of, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.audit.claims import Claims
-from oncely.audit.evidence import PRESENT, Committed, Span
+from oncely.audit.evidence import PRESENT, Claims, Committed, Span
 from oncely.audit.report import Undecided
 from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.sql_ledger import AMENDMENTS, PIPELINES, RANGES, REJECTS, LedgerTables

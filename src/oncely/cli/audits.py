@@ -19,10 +19,9 @@ from oncely.audit.datasets import audit_pair, frame_of, spark_conf
 from oncely.audit.evidence import Log
 from oncely.audit.of_pipeline import audit, log_of, reader_of, window_of, with_records
 from oncely.audit.page import page
-from oncely.audit.report import Report
+from oncely.audit.report import Report, redacted, verdict_sentence
 from oncely.audit.spec import Pair, is_pair, parse_pair
 from oncely.audit.watch import Condition, Gauges, RememberingLog, watch
-from oncely.audit.wording import redacted, verdict_sentence
 from oncely.cli import screen
 from oncely.cli.audit import show_report
 from oncely.cli.opened import STDIN, importable, opened, seconds

@@ -14,8 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from oncely.audit.page import picture
-from oncely.audit.report import Report
-from oncely.audit.wording import verdict_sentence
+from oncely.audit.report import Report, verdict_sentence
 from oncely.core.ranges import TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
 from oncely.kafka.group import GroupMember

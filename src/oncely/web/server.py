@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oncely import http_server
-from oncely.audit.wording import redacted
+from oncely.audit.report import redacted
 from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
 from oncely.kafka.reset import verb_of

@@ -15,8 +15,15 @@ import pytest
 
 from oncely.audit.of_pipeline import with_records
 from oncely.audit.page import page
-from oncely.audit.report import Finding, Hour, PartitionResult, Report, Undecided
-from oncely.audit.wording import redacted, verdict_sentence
+from oncely.audit.report import (
+    Finding,
+    Hour,
+    PartitionResult,
+    Report,
+    Undecided,
+    redacted,
+    verdict_sentence,
+)
 from oncely.config import load
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.secrets import Secrets
