@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oncely.config import FilterSettings, parse
-from oncely.config.filter import Rate
+from oncely.config.source import Rate
 from oncely.errors import ConfigError
 from tests.configtools import SQL
 

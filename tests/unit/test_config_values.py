@@ -19,7 +19,7 @@ from oncely.config.base import (
     parse_table,
     quoted,
 )
-from oncely.config.spark import is_local, parse_master
+from oncely.config.runtimes import is_local, parse_master
 from oncely.kafka.start import StartTime
 from oncely.stores.sql.connection import TableName
 

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from docs import api_reference
 from oncely.cli.app import app
 from oncely.config import parse
+from oncely.config.pipeline import tables
 from oncely.config.reference import markdown
-from oncely.config.tables import tables
 from oncely.errors import ConfigError
 from oncely.pipeline.pipeline import Pipeline
 from oncely.runtimes.chunks import Processing

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoints, distribution
 
 import pytest
 
-from oncely.config.tables import tables
+from oncely.config.pipeline import tables
 from oncely.errors import WrongInput
 from oncely.extras import KINDS, plugins
 from oncely.kinds.kind import kind_of, kinds

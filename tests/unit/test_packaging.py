@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from oncely import artifacts
 from oncely.cli.app import app
 from oncely.config import parse
-from oncely.config.worker import WorkerSettings
+from oncely.config.runtimes import WorkerSettings
 from tests.plain_yaml import documents
 from tests.unit.test_operations import TOP, registry
 

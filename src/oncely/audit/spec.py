@@ -21,9 +21,9 @@ from oncely.config import urls
 from oncely.config.base import shown
 from oncely.config.fill import Filling
 from oncely.config.problems import explain, joined
+from oncely.config.runtimes import SparkSettings, is_secret
 from oncely.config.secrecy import written
 from oncely.config.source import broker_list, topic_name
-from oncely.config.spark import SparkSettings, is_secret
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka import properties
 from oncely.kafka.properties import SECRET

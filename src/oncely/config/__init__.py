@@ -28,7 +28,6 @@ from oncely.config.decode import (
     TextKey,
 )
 from oncely.config.fill import Filling
-from oncely.config.filter import FilterSettings
 from oncely.config.offsets import (
     FileOffsets,
     KafkaOffsets,
@@ -41,11 +40,10 @@ from oncely.config.offsets import (
 from oncely.config.pipeline import PipelineSettings, TransformSettings
 from oncely.config.problems import explain, joined
 from oncely.config.root import S3Settings
+from oncely.config.runtimes import SparkSettings, WorkerSettings
 from oncely.config.secrecy import public, written
 from oncely.config.sink import SinkSettings
-from oncely.config.source import SourceSettings
-from oncely.config.spark import SparkSettings
-from oncely.config.worker import WorkerSettings
+from oncely.config.source import FilterSettings, SourceSettings
 from oncely.errors import ConfigError
 from oncely.secrets import Secrets, scope
 

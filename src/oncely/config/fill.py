@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oncely.config.runtimes import is_secret
 from oncely.config.secrecy import Filled, hidden
-from oncely.config.spark import is_secret
 from oncely.errors import ConfigError
 
 _TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")

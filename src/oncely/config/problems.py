@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from oncely.config.base import KIND, Section, shown
 from oncely.config.examples import example
-from oncely.config.tables import keys, tables
+from oncely.config.pipeline import keys, tables
 from oncely.errors import ConfigError
 
 _SECRET = frozenset({"sink.url", "offsets.url", "decode.schema_registry_user_info"})

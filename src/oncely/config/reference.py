@@ -19,8 +19,7 @@ from pydantic_core import core_schema
 
 from oncely.config.base import Section, form_of
 from oncely.config.examples import example
-from oncely.config.pipeline import PipelineSettings
-from oncely.config.tables import SettingsTable, keys, tables
+from oncely.config.pipeline import PipelineSettings, SettingsTable, keys, tables
 from oncely.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
 from oncely.kafka.properties import ACCEPTED as SOURCE_PROPERTIES
 

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from oncely.config import urls
 from oncely.config.problems import is_secret_field, known_keys
-from oncely.config.spark import is_secret
+from oncely.config.runtimes import is_secret
 from oncely.kafka.properties import ACCEPTED, SECRET, is_sasl, is_tls, secret_values
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from oncely.config.problems import joined
-from oncely.config.spark import is_of_session
+from oncely.config.runtimes import is_of_session
 from oncely.errors import ConfigError
 from oncely.pipeline.pipeline import Pipeline
 from oncely.runtimes.spark import session

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from oncely.config.spark import REFUSED, is_local
+from oncely.config.runtimes import REFUSED, is_local
 from oncely.errors import ConfigError
 from oncely.runtimes.spark import session
 
