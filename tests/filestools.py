@@ -18,7 +18,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.kafka.client import make
-from oncely.kinds.file_format import FileFormat
+from oncely.kinds.data_file import FileFormat
 from oncely.kinds.files.sink import FilesSink, FilesTopics
 from oncely.kinds.files.table import Table
 from oncely.kinds.partitions import parse_partition_by

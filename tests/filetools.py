@@ -13,8 +13,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.kinds.data_file import AvroFiles
-from oncely.kinds.file_format import Receipt, WrittenFile
+from oncely.kinds.data_file import AvroFiles, Receipt, WrittenFile
 from oncely.stores.objects.s3 import S3Options
 from oncely.stores.objects.store import Bytes, Store, StoredFile
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from oncely.core.claim import RejectCount
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.kafka.transaction import Message
-from oncely.kinds.file_format import SourceRange
-from oncely.kinds.file_format import encode as encode_entry
+from oncely.kinds.data_file import SourceRange
+from oncely.kinds.data_file import encode as encode_entry
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.records import ManifestFile, ScopeSchema, path_key, read_manifest

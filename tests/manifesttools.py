@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from oncely.kafka.client import KafkaAdmin
-from oncely.kinds.file_format import SourceRange, encode
+from oncely.kinds.data_file import SourceRange, encode
 from oncely.kinds.files.manifest import Manifest
 from oncely.kinds.files.records import (
     ManifestFile,

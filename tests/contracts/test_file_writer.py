@@ -10,7 +10,7 @@ import pytest
 from filetools import Shelf, check_files
 
 from oncely.errors import Stopped, Unavailable
-from oncely.kinds.file_format import Receipt
+from oncely.kinds.data_file import Receipt
 from oncely.kinds.partitions import FileNames, parse_partition_by
 from oncely.kinds.staged_files import FileWriter, Origin
 from oncely.stores.objects.store import S3Options, Store

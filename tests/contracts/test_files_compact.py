@@ -15,8 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.commit.backoff import Backoff
 from oncely.errors import Stopped, Unavailable
 from oncely.kafka.client import make
-from oncely.kinds.data_file import decoded
-from oncely.kinds.file_format import SourceRange
+from oncely.kinds.data_file import SourceRange, decoded
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.table import rows

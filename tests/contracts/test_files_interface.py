@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncely.decode.avro_names import schema_id
-from oncely.kinds.file_format import encode
+from oncely.kinds.data_file import encode
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.records import (
     ManifestFile,

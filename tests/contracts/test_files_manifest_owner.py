@@ -16,7 +16,7 @@ from oncely.cli.app import app
 from oncely.core.claim import Takeover
 from oncely.errors import ConfigError, OlderFormat, TableMismatch
 from oncely.kafka import topics
-from oncely.kinds.file_format import encode
+from oncely.kinds.data_file import encode
 from oncely.kinds.files import manifest
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.compact import compact

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from oncely.errors import ConfigError, SourceMismatch
-from oncely.kinds.files import leases
+from oncely.kinds.files import sink
 from oncely.kinds.files import topics as owner
-from oncely.kinds.files.leases import LeaseLimits, StagingLeases
+from oncely.kinds.files.sink import LeaseLimits, StagingLeases
 from oncely.kinds.files.vacuum import SLACK, vacuum
 from oncely.kinds.partitions import FileNames
 from oncely.stores.objects.store import Store
@@ -148,12 +148,12 @@ def test_a_process_has_a_valid_lease_whenever_it_begins_a_batch(
     own: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed = [0.0]
-    monkeypatch.setattr(leases, "clock", lambda: passed[0])
+    monkeypatch.setattr(sink, "clock", lambda: passed[0])
     process = StagingLeases(own.table.store, LeaseLimits(100.0, 10.0))
     for at, count in ((0, 1), (100, 1), (100.5, 2), (200, 2), (201, 3)):
         passed[0] = at
         process.hold()
-        found = leases.valid_leases(own.table.store.list(), own.table.store.now())
+        found = sink.valid_leases(own.table.store.list(), own.table.store.now())
         assert list(found.values()) == [LeaseLimits(100.0, 10.0)] * count, at
 
 

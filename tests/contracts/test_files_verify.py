@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from oncely.kinds.file_format import SourceRange
+from oncely.kinds.data_file import SourceRange
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.vacuum import vacuum
 from oncely.kinds.files.verify import Verified, verify

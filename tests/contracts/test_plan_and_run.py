@@ -24,7 +24,7 @@ from oncely.config import parse
 from oncely.core.claim import Takeover
 from oncely.errors import WrongInput
 from oncely.kafka.client import KafkaAdmin
-from oncely.kinds.file_format import encode
+from oncely.kinds.data_file import encode
 from oncely.kinds.files.records import schema_key
 from oncely.pipeline import Pipeline
 from oncely.stores.topic import cluster

@@ -37,9 +37,8 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
 from oncely.kafka.client import make
 from oncely.kafka.transaction import Message
-from oncely.kinds.data_file import AvroFiles, ParquetFiles
-from oncely.kinds.file_format import SourceRange
-from oncely.kinds.file_format import encode as manifest_value
+from oncely.kinds.data_file import AvroFiles, ParquetFiles, SourceRange
+from oncely.kinds.data_file import encode as manifest_value
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.records import (
     ManifestFile,

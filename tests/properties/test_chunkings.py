@@ -21,7 +21,7 @@ from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.kafka.topics import TopicLimits
-from oncely.kinds.file_format import FileFormat, read_receipt
+from oncely.kinds.data_file import FileFormat, read_receipt
 from oncely.kinds.kafka.form import digested, encode, of_partition
 from oncely.kinds.kafka.format import SOURCE_HEADER, AvroValue, RawValue, RecordFormat
 from oncely.kinds.partitions import parse_partition_by

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.errors import ConfigError, TableMismatch
-from oncely.kinds.file_format import Format, Scope
+from oncely.kinds.data_file import Format, Scope
 from oncely.kinds.partitions import FileNames, directory, parse_partition_by
 from oncely.kinds.staged_files import FileWriter, Origin
 

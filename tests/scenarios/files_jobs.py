@@ -7,7 +7,7 @@ from typing import Any
 
 from oncely.core.claim import Fence
 from oncely.errors import Fenced, Unavailable
-from oncely.kinds.file_format import Scope
+from oncely.kinds.data_file import Scope
 from oncely.kinds.files.compact import Compacted, compact
 from oncely.kinds.files.sink import FilesSink
 from oncely.kinds.files.table import Table

@@ -21,7 +21,7 @@ from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb
-from oncely.kinds.file_format import read_receipt
+from oncely.kinds.data_file import read_receipt
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.table import table_of

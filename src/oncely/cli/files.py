@@ -21,7 +21,7 @@ from oncely.cli.screen import LEFT, RIGHT, show
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
-from oncely.kinds.file_format import Scope
+from oncely.kinds.data_file import Scope
 from oncely.kinds.files.compact import Compacted, compact
 from oncely.kinds.files.schema_reset import SchemaReset, reset_schema
 from oncely.kinds.files.table import Listing, Table, addresses, listing, rows, table_of

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from oncely.kinds.conform import conform
-from oncely.kinds.file_format import SourceRange
+from oncely.kinds.data_file import SourceRange
 from oncely.kinds.partitions import NO_TIME
 
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"

@@ -30,8 +30,17 @@ from oncely.decode.scopes import typed
 from oncely.errors import check
 from oncely.kinds.base import NO_SINGLE_RECORD, row_refused
 from oncely.kinds.conform import conform
-from oncely.kinds.data_file import AvroFiles, ParquetFiles
-from oncely.kinds.file_format import VALUE, FileFormat, Format, Receipt, Scope, WrittenFile, encode
+from oncely.kinds.data_file import (
+    VALUE,
+    AvroFiles,
+    FileFormat,
+    Format,
+    ParquetFiles,
+    Receipt,
+    Scope,
+    WrittenFile,
+    encode,
+)
 from oncely.kinds.gathered import (
     Description,
     Gathered,

@@ -23,7 +23,7 @@ from oncely.decode.metadata import WithMetadata
 from oncely.decode.raw import RawDecoder
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
-from oncely.kinds.file_format import VALUE
+from oncely.kinds.data_file import VALUE
 
 if TYPE_CHECKING:
     from oncely.decode.avro import AvroDecoder

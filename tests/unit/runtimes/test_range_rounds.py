@@ -17,7 +17,7 @@ from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Chunk, Staged
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.kinds.file_format import FileFormat, read_receipt
+from oncely.kinds.data_file import FileFormat, read_receipt
 from oncely.kinds.files.topics import ScopeSchemas
 from oncely.kinds.staged_files import FilesTask
 from oncely.runtimes.batches.commit import RangeCommit, TaskResult

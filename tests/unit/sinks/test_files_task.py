@@ -17,8 +17,7 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import OlderFormat
-from oncely.kinds.data_file import read_avro
-from oncely.kinds.file_format import FileFormat, Scope, WrittenFile, encode, read_receipt
+from oncely.kinds.data_file import FileFormat, Scope, WrittenFile, encode, read_avro, read_receipt
 from oncely.kinds.files.records import read_schema, schema_key
 from oncely.kinds.files.topics import ScopeSchemas
 from oncely.kinds.partitions import parse_partition_by

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from oncely.kinds.file_format import SourceRange, encode
+from oncely.kinds.data_file import SourceRange, encode
 from oncely.kinds.files.records import ManifestFile, path_key, read_manifest
 from oncely.kinds.files.snapshot import LiveFiles
 from tests.manifesttools import a_file

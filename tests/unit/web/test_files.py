@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from oncely.cli.web import Subject
-from oncely.kinds.file_format import Scope
+from oncely.kinds.data_file import Scope
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.records import ManifestFile, ScopeSchema
 from oncely.pipeline.status import Judgement

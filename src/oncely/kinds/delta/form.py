@@ -18,7 +18,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
 from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.conform import conform
-from oncely.kinds.file_format import FileFormat
+from oncely.kinds.data_file import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
 from oncely.kinds.staged_files import FilesTask
 from oncely.kinds.tables import (

@@ -19,9 +19,9 @@ from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
 from oncely.errors import ConfigError, TableMismatch, check
 from oncely.kinds.base import DELETED, stage_rows
+from oncely.kinds.data_file import WrittenFile, read_receipt
 from oncely.kinds.delta.form import CLEARED, DeltaFormat, DeltaTask, newest
 from oncely.kinds.delta.ledger import FOLDER, DeltaLedger, State
-from oncely.kinds.file_format import WrittenFile, read_receipt
 from oncely.kinds.partitions import check_types, is_cut, parse_partition_by
 from oncely.kinds.staged_files import clock, refuse_old
 from oncely.stores.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect

@@ -54,7 +54,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
 from oncely.kinds.base import Reprocessed, stage_judged
-from oncely.kinds.file_format import Receipt, read_receipt
+from oncely.kinds.data_file import Receipt, read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.records import ManifestFile, is_mixed
 from oncely.kinds.files.sink import FilesSink, ManifestLoad

@@ -34,11 +34,10 @@ from oncely.errors import InvariantViolation
 from oncely.kafka.topics import largest_batch
 from oncely.kafka.transaction import Message
 from oncely.kinds.conform import Rounding
-from oncely.kinds.data_file import AvroFiles, ParquetFiles
-from oncely.kinds.file_format import SourceRange, encode
-from oncely.kinds.files.leases import LeaseLimits, StagingLeases
+from oncely.kinds.data_file import AvroFiles, ParquetFiles, SourceRange, encode
 from oncely.kinds.files.manifest import Contents, Manifest, Replacing
 from oncely.kinds.files.records import ManifestFile, Resets, era, is_mixed, is_replayed, path_key
+from oncely.kinds.files.sink import LeaseLimits, StagingLeases
 from oncely.kinds.files.table import Named, Table, instant, rows_of
 from oncely.kinds.partitions import FileNames
 from oncely.stores.topic.cluster import Cluster

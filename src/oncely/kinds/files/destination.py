@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from oncely.config import JsonDecode
 from oncely.kinds.base import Form
+from oncely.kinds.data_file import FileFormat
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
-from oncely.kinds.file_format import FileFormat
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
 from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, FilesTopics

@@ -57,7 +57,7 @@ from oncely.errors import ConfigError, DataLost, OlderFormat, SourceMismatch, St
 from oncely.kafka.client import ErrorState, KafkaAdmin
 from oncely.kafka.topics import TopicLog, configured, identified, largest_batch
 from oncely.kafka.transaction import Message, Transaction
-from oncely.kinds.file_format import Scope, encode
+from oncely.kinds.data_file import Scope, encode
 from oncely.kinds.files import snapshot
 from oncely.kinds.files.records import (
     ManifestFile,

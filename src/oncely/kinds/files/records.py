@@ -23,7 +23,7 @@ import msgspec
 from oncely.core.ranges import Position, TopicPartition
 from oncely.decode.scopes import is_untyped
 from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
-from oncely.kinds.file_format import Format, Scope, SourceRange
+from oncely.kinds.data_file import Format, Scope, SourceRange
 from oncely.kinds.partitions import MIXED
 
 VERSION = 1
@@ -34,7 +34,7 @@ class ManifestFile(msgspec.Struct, frozen=True, tag="file", tag_field="kind"):
 
     Attributes:
         path, rows, bytes, sha256, partition, ranges, scope: as in
-            :class:`oncely.kinds.file_format.WrittenFile`.
+            :class:`oncely.kinds.data_file.WrittenFile`.
         format: the format of the file.
         event_time: the event time as ISO 8601 in UTC.
         schema: the id of the scope's published schema, to which the file's own schema resolves.

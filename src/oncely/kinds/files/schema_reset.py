@@ -27,7 +27,7 @@ from oncely.decode.merging import CannotMerge, merge
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kinds.conform import held_schema
-from oncely.kinds.file_format import Scope
+from oncely.kinds.data_file import Scope
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.table import Named, Table, destination_of, own_rows, table_of
 from oncely.kinds.kind import Parts

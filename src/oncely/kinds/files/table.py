@@ -23,8 +23,7 @@ from oncely.decode.avro_names import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.kinds.conform import Rounding, conform
-from oncely.kinds.data_file import decoded
-from oncely.kinds.file_format import Format, Scope
+from oncely.kinds.data_file import Format, Scope, decoded
 from oncely.kinds.files.destination import FilesDestination
 from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.kinds.files.records import ManifestFile, ScopeSchema

@@ -34,7 +34,7 @@ from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.topics import SEGMENTS, find_compacted, missing
-from oncely.kinds.file_format import Receipt, Scope
+from oncely.kinds.data_file import Receipt, Scope
 from oncely.kinds.files.records import ScopeSchema
 from oncely.stores.objects.store import NoSuchFile, Store
 

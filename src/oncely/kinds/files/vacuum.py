@@ -10,7 +10,7 @@ Why no orphan can be, or become, part of the table; times are the store's clock:
    timeout, and the coordinator checks timeouts every ten seconds. So a file that is older than
    both, and some slack, at the reading of the clock will not be published. Both limits are those of
    the process that staged the file, which may no longer be in the pipeline file: the largest of all
-   leases (:mod:`oncely.kinds.files.leases`) and the file's own are used. A process whose lease is
+   leases (:mod:`oncely.kinds.files.sink`) and the file's own are used. A process whose lease is
    not in the listing began its batch after the clock was read.
 3. Files that a compaction has replaced may still be used by readers that have read the manifest
    before. They are kept for ``max_staging_age``, too, from then on. The broker's timestamp is that
@@ -34,8 +34,8 @@ from typing import Any
 
 from oncely.errors import ConfigError
 from oncely.kinds.files import topics as owner
-from oncely.kinds.files.leases import LeaseLimits, limits_of, valid_leases
 from oncely.kinds.files.manifest import Contents
+from oncely.kinds.files.sink import LeaseLimits, limits_of, valid_leases
 from oncely.kinds.files.table import Table
 from oncely.kinds.partitions import is_file
 from oncely.stores.objects.store import StoredFile

@@ -34,8 +34,7 @@ from oncely.core.ranges import Position, TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.kinds.conform import held_schema
-from oncely.kinds.data_file import decoded
-from oncely.kinds.file_format import SourceRange
+from oncely.kinds.data_file import SourceRange, decoded
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.records import ManifestFile, Resets, is_mixed, is_replayed
 from oncely.kinds.files.table import Table, instant, resolved
