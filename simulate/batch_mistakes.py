@@ -19,8 +19,7 @@ from oncely.kafka.source import KafkaSource, Look
 from oncely.runtimes.batches import commit
 from oncely.runtimes.batches.commit import PartitionCommit, RangeReader
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.goal import EndOffsets
-from oncely.runtimes.takeover import SameLog, Takeovers
+from oncely.runtimes.takeover import EndOffsets, SameLog, Takeovers
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared
 from simulate.store import Store

@@ -26,8 +26,7 @@ from oncely.config.base import (
     shown,
     written,
 )
-from oncely.decode.metadata import TYPES, MetadataColumn
-from oncely.decode.raw import RAW_COLUMNS
+from oncely.decode.metadata import RAW_COLUMNS, TYPES, MetadataColumn
 from oncely.decode.schema import is_json, parse_schema
 from oncely.errors import ConfigError
 

@@ -19,8 +19,7 @@ from oncely.config import (
 from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import WithMetadata
-from oncely.decode.raw import RawDecoder
+from oncely.decode.metadata import RawDecoder, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 from oncely.kinds.data_file import VALUE

@@ -18,8 +18,8 @@ from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import RunOptions, observed
 from oncely.pipeline.standby import work_when_alone
-from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.takeover import EndOffsets
 from oncely.runtimes.worker.assignment import BufferLimits
 from oncely.runtimes.worker.filters import Delay, Throttle
 from oncely.runtimes.worker.member import Member

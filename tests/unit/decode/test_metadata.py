@@ -15,8 +15,7 @@ from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import TYPES, MetadataColumn, WithMetadata
-from oncely.decode.raw import RawDecoder
+from oncely.decode.metadata import TYPES, MetadataColumn, RawDecoder, WithMetadata
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import RECORDS

@@ -11,7 +11,7 @@ import pytest
 from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
 from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.raw import RawDecoder
+from oncely.decode.metadata import RawDecoder
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 

@@ -16,7 +16,7 @@ from oncely.core.claim import Counts, Fence, Opened
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, UnreadableBatch
 from oncely.kafka.source import Look, Watermarks
-from oncely.runtimes import goal
+from oncely.runtimes import takeover
 from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.stop import StopSignal
@@ -275,7 +275,7 @@ class Cut(Source):
 
 
 def test_a_goal_that_was_cut_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goal, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(takeover, "_LOOK_SECONDS", 0.02)
     batches = Batches()
     with pytest.raises(DataLost, match=r"t-0 ends at 120, and has ended at 150 when the run began"):
         made(Cut({T0: 150}), batches, limit=100).run(until_latest=True)
@@ -285,7 +285,7 @@ def test_a_goal_that_was_cut_away_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_goal_that_was_cut_away_is_where_the_log_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(goal, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(takeover, "_LOOK_SECONDS", 0.02)
     batches = Batches()
     run = made(Cut({T0: 150}), batches, limit=100, on_gap="record")
     assert run.run(until_latest=True)
@@ -297,7 +297,7 @@ def test_position_and_goal_beyond_an_open_transaction_are_no_cut_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runs, "_STALE_LEADER_SECONDS", 0.0)
-    monkeypatch.setattr(goal, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(takeover, "_LOOK_SECONDS", 0.0)
 
     class Held(Source):
         def watermarks(self) -> dict[TopicPartition, Watermarks]:

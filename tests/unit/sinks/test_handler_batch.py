@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.batch import Chunk
-from oncely.decode.raw import RawDecoder
+from oncely.decode.metadata import RawDecoder
 from oncely.kinds.handlers.batch import Portion
 from tests.sinktools import SCHEMA, T0, T1, Rec, chunk, numbered, rec
 

@@ -31,12 +31,11 @@ from oncely.errors import OncelyError, Unavailable, UnreadableBatch
 from oncely.kinds.base import Sink
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.plan import Ranges, plan_ranges
-from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import Takeovers, refuse_shorter, tell_batch
+from oncely.runtimes.takeover import EndOffsets, Takeovers, refuse_shorter, tell_batch
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

@@ -36,11 +36,10 @@ from oncely.kafka.group import GroupConsumer, Rebalances
 from oncely.kafka.inbox import PollResult
 from oncely.kafka.records import Records, offsets_of, timestamps_of, without
 from oncely.phases import Seconds, into
-from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.takeover import tell_batch
+from oncely.runtimes.takeover import EndOffsets, tell_batch
 from oncely.runtimes.worker.assignment import (
     Assignment,
     BufferLimits,

@@ -17,9 +17,8 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.kafka.inbox import PollResult
 from oncely.kafka.source import Watermarks
-from oncely.runtimes.goal import EndOffsets
 from oncely.runtimes.pipelined_commit import PipelinedCommit
-from oncely.runtimes.takeover import Takeovers
+from oncely.runtimes.takeover import EndOffsets, Takeovers
 from oncely.runtimes.worker.assignment import Fetched
 from oncely.runtimes.worker.member import Member
 from oncely.runtimes.worker.run import WorkerRun
