@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oncely.config import PipelineSettings, load, parse
     from oncely.core import events
     from oncely.core.events import Event, Listener
+    from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.core.record import Record
     from oncely.errors import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from oncely.pipeline.planning import Plan
     from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
     from oncely.pipeline.repair import Repaired
-    from oncely.pipeline.result import RunResult
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Judgement, Status
@@ -68,6 +68,7 @@ _NAMES = {
     "oncely.audit.report": "Finding",
     "oncely.config": "PipelineSettings load parse",
     "oncely.core.events": "Event Listener",
+    "oncely.core.progress": "RunResult",
     "oncely.core.ranges": "OffsetRange TopicPartition",
     "oncely.pipeline": "Pipeline",
     "oncely.pipeline.handling": "Worker",
@@ -75,7 +76,6 @@ _NAMES = {
     "oncely.pipeline.planning": "Plan",
     "oncely.pipeline.rejects": "Discarded RejectFilter Rejects",
     "oncely.pipeline.repair": "Repaired",
-    "oncely.pipeline.result": "RunResult",
     "oncely.pipeline.running": "Http",
     "oncely.pipeline.standby": "OnFenced",
     "oncely.pipeline.status": "Judgement Status",

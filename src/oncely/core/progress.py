@@ -1,4 +1,5 @@
-"""The state of a run, folded from its events; and how long records have waited for a commit.
+"""The state of a run, folded from its events; its result; and how long records have waited for a
+commit.
 
 Progress, results, probes and metrics read the state. The wait is the measure of a pipeline that
 stands still: the verdict (``status``, ``top``, pages, exit codes), ``/livez`` and the metrics read
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from oncely.core import events
 from oncely.core.claim import NO_RECORDS, Counts
@@ -116,3 +117,27 @@ class RunState:
         self.positions = {tp: at for tp, at in self.positions.items() if tp not in partitions}
         self.planned -= frozenset(partitions)
         self.waiting -= frozenset(partitions)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run has ended, and what it has committed; true in a condition if it is complete.
+
+    Attributes:
+        ended: ``complete``: by itself, with all records committed that it was to read;
+            ``stopped``: it was asked to stop before.
+        records: the records whose ranges it has committed.
+        rows, rejects, filtered: what became of them: rows and dead letters that were written, and
+            records that were filtered.
+        seconds: its duration.
+    """
+
+    ended: Literal["complete", "stopped"]
+    records: int = 0
+    rows: int = 0
+    rejects: int = 0
+    filtered: int = 0
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.ended == "complete"

@@ -1,4 +1,8 @@
-"""The guarantee of a pipeline, its reasons and its limits, as text, derived from the settings."""
+"""The guarantee of a pipeline, its reasons and its limits, as text, derived from the settings.
+
+With less than exactly once, each pair of sink and offset store has its own text: the effect of a
+crash, the extent of fencing, and measures that make the damage harmless.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ from typing import Any, Literal
 from oncely.config import PipelineSettings
 from oncely.config.pipeline import Delivery
 from oncely.kinds.kind import Kind, kind_of
-from oncely.pipeline import weaker_guarantee
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,9 @@ def guarantee_of(settings: PipelineSettings) -> Guarantee:
     row_ends = _batch_ends(kind_of(settings.sink.kind)) if settings.by_spark else ()
     return replace(
         whole,
-        means=weaker_guarantee.means(settings),
+        means=_weaker_means(settings),
         rejects=rejects,
-        ends=(*weaker_guarantee.ends(settings), *row_ends, *common),
+        ends=(*_weaker_ends(settings), *row_ends, *common),
     )
 
 
@@ -158,4 +161,84 @@ def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:
     return (
         'records that are deleted from the topic before they are read are lost: on_gap = "record"'
         " keeps the lost range in the history and continues",
+    )
+
+
+_STORES = {
+    "kafka": "the consumer group {group}",
+    "file": "a file on this machine",
+    "sql": "a table of another database",
+    "redis": "Redis",
+    "zookeeper": "ZooKeeper",
+}
+
+
+def _weaker_means(settings: PipelineSettings) -> str:
+    """The meaning of the order of the two steps, with less than exactly once."""
+    where = _where(settings)
+    span = _span(settings)
+    match settings.delivery:
+        case "at_least_once":
+            return (
+                f"records first, then the position in {where}: nothing is lost, and a crash"
+                f" between the two writes {span} again"
+            )
+        case "at_most_once":
+            return (
+                f"the position in {where} first, then the records: nothing is written twice, and"
+                f" a crash between the two loses {span}"
+            )
+    interval = settings.commit_interval or "5 seconds"
+    return (
+        f"nothing: positions are saved in {where} every {interval}, independent of the "
+        "records: a crash may lose some and write others again"
+    )
+
+
+def _weaker_ends(settings: PipelineSettings) -> tuple[str, ...]:
+    """The limits of a guarantee of less than exactly once, and remedies."""
+    kind = kind_of(settings.sink.kind)
+    found = [_fencing(settings), *kind.texts.untransacted]
+    if settings.delivery == "at_least_once":
+        found.append(kind.again(settings.sink))
+    if settings.delivery == "at_most_once":
+        found.append(
+            "if a server does not answer in time, the current records are lost as well: they "
+            "are logged, and not retried"
+        )
+    if settings.offsets.store == "kafka":
+        found.append(
+            "a committed group offset expires (offsets.retention.minutes, 7 days by default) "
+            "when the pipeline is stopped: it then needs `oncely offsets reset`, or begins at"
+            " source.start if the destination shows no earlier run"
+        )
+    return tuple(found)
+
+
+def _where(settings: PipelineSettings) -> str:
+    if settings.offsets.store == "ledger":
+        return "the sink's ledger"
+    group = settings.group
+    if settings.offsets.store == "kafka":
+        group = settings.offsets.group_of(settings.name)
+    return _STORES[settings.offsets.store].format(group=group)
+
+
+def _span(settings: PipelineSettings) -> str:
+    if settings.by_spark or kind_of(settings.sink.kind).commits == "ranges":
+        return "a batch"
+    if settings.commit_interval is None:
+        return "up to 100,000 records of each task"
+    return f"up to {settings.commit_interval} of each task"
+
+
+def _fencing(settings: PipelineSettings) -> str:
+    if settings.offsets.store == "ledger":
+        return (
+            "of two runs at the same time one is stopped by the ledger, when it moves a position;"
+            " what it wrote before stays"
+        )
+    return (
+        "the store compares and then writes, which does not fence reliably: two runs at the same"
+        " time can both write"
     )

@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from oncely.config import PipelineSettings, load, parse
 from oncely.core import events
+from oncely.core.progress import RunResult
 from oncely.errors import ConfigError, OncelyError
 from oncely.kinds.handlers.sink import Handler, name_of
 from oncely.kinds.kind import kind_of
 from oncely.pipeline.pipeline import Pipeline
-from oncely.pipeline.result import RunResult
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
 from oncely.runtimes.stop import StopSignal

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
+    from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.kafka.reset import Verb
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
     from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
     from oncely.pipeline.repair import Repaired
-    from oncely.pipeline.result import RunResult
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status

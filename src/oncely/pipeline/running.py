@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.core import events
-from oncely.core.progress import RunState
+from oncely.core.progress import RunResult, RunState
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
 from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
-from oncely.pipeline.result import RunResult
 from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost

@@ -11,11 +11,11 @@ from oncely.commit.path import attempts
 from oncely.commit.run import OpenLedger
 from oncely.config import FilterSettings
 from oncely.core import events
+from oncely.core.progress import RunResult
 from oncely.errors import ConfigError
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
-from oncely.pipeline.result import RunResult
 from oncely.pipeline.running import RunOptions, observed
 from oncely.pipeline.standby import work_when_alone
 from oncely.runtimes.stop import StopSignal
