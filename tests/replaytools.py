@@ -15,7 +15,7 @@ import pyarrow as pa
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import Reject
 from oncely.kafka.topics import offsets
 from oncely.kinds.base import Discard, Judge, Reprocessed

@@ -24,7 +24,7 @@ from oncely.audit.engine import ByOffset
 from oncely.audit.of_pipeline import evidence_of
 from oncely.audit.report import Report
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.config import PipelineSettings, parse
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 import oncely
 from oncely.commit.backoff import Backoff
+from oncely.commit.change import replay
 from oncely.commit.path import publish
-from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Budget, Counts, Fence
 from oncely.core.ranges import OffsetRange

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import Batch, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition

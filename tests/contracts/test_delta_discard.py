@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import DISCARDED, Reject
 from oncely.errors import Unavailable, WrongInput
 from oncely.kinds.delta.change import DeltaReplay, discard_letters

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.backoff import Backoff
+from oncely.commit.change import replay
 from oncely.commit.path import pass_over
-from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from oncely.commit.replay import try_portion
+from oncely.commit.change import try_portion
 from oncely.core.batch import Reject
 from oncely.core.claim import Fence, Takeover
 from oncely.core.ranges import TopicPartition

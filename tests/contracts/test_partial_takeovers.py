@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from oncely.commit.change import replay
 from oncely.commit.path import pass_over
-from oncely.commit.replay import replay
 from oncely.commit.run import CommitContext, OpenLedger, save
 from oncely.core.batch import Reject
 from oncely.core.claim import (

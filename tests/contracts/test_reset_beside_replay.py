@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Opened, Takeover
 from oncely.kafka.client import make

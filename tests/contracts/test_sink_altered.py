@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from oncely.commit.replay import try_portion
+from oncely.commit.change import try_portion
 from oncely.core.batch import Batch, Reject
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange

@@ -13,9 +13,9 @@ import pytest
 
 from oncely.audit.tally import offset_digests
 from oncely.commit.backoff import Backoff
+from oncely.commit.change import replay
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import pass_over
-from oncely.commit.replay import replay
 from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import Reject
 from oncely.core.claim import Takeover
 from oncely.errors import Unavailable, WrongInput

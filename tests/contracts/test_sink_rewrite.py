@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.commit.replay import replay
-from oncely.commit.rewrite import RecordsToRepair, repair, rewrite
+from oncely.commit.change import RecordsToRepair, repair, replay, rewrite
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange

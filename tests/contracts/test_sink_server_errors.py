@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pytest
 
-from oncely.commit.rewrite import RecordsToRepair, repair, rewrite
+from oncely.commit.change import RecordsToRepair, repair, rewrite
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import OncelyError, Stopped, TableMismatch, TooLong, Unavailable, WrongInput

@@ -22,7 +22,7 @@ from confluent_kafka import TopicPartition as Offset
 from models.recipes import TOPIC
 from models.traces import Recipe, Step
 from models.walks import walks
-from oncely.commit.replay import try_portion
+from oncely.commit.change import try_portion
 from oncely.core.batch import Batch
 from oncely.core.claim import (
     NO_RECORDS,

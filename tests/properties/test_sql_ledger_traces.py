@@ -22,8 +22,8 @@ import pytest
 from models.recipes import SQL_OF_ALL, SQL_OF_SOME, SQL_THREADS
 from models.traces import INITIAL, Recipe, Step
 from models.walks import walks
+from oncely.commit.change import try_portion
 from oncely.commit.path import pass_over
-from oncely.commit.replay import try_portion
 from oncely.core.batch import Chunk
 from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind, Takeover
 from oncely.core.ledger import Append, Entry, Trim, decide, decide_parts

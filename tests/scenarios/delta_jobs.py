@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay as replay_letters
+from oncely.commit.change import replay as replay_letters
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.kinds.base import Judge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncely.commit import replay as replays
+from oncely.commit import change as replays
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from oncely.testing.faults import KillAt

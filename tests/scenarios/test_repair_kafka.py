@@ -14,7 +14,7 @@ import pytest
 
 from oncely.audit.report import Finding
 from oncely.commit.backoff import Backoff
-from oncely.commit.rewrite import RecordsToRepair, repair
+from oncely.commit.change import RecordsToRepair, repair
 from oncely.config import parse
 from oncely.core.batch import Formed
 from oncely.core.ranges import TopicPartition

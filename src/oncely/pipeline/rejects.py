@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from oncely.commit import replay as commit
+from oncely.commit import change as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config.base import parse_seconds

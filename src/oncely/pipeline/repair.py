@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncely.audit.report import Finding
-from oncely.commit import rewrite as commit
+from oncely.commit import change as commit
 from oncely.commit.backoff import Backoff
-from oncely.commit.rewrite import NOTHING, RecordsToRepair, entry_of, spans
+from oncely.commit.change import NOTHING, RecordsToRepair, entry_of, spans
 from oncely.core.batch import Chunk, FileGroup, Produce, Reject, RewriteKind, Rewritten, add_up
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize

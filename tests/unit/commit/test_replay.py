@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.replay import replay
+from oncely.commit.change import replay
 from oncely.core.batch import Reject, StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.errors import InvariantViolation, Stopped, Unavailable

@@ -1,12 +1,18 @@
-"""Repair and backfill: records below the position are processed again, beside a running pipeline.
+"""Changes to what is committed: a replay of dead letters, a repair, a backfill.
 
+A replay makes the records that are valid now take effect, each exactly once: dead letters are read,
+processed and, in one transaction that compares the position of replays, written or kept. A crash
+before its commit leaves all of them in place; a commit whose answer was lost is settled by reading
+them again.
+
+By repair and backfill, records below the position are processed again, beside a running pipeline.
 As every commit, a rewrite reads the ledger, decides, and acts in a transaction that compares the
 ledger with that of the decision. It moves no position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from oncely.commit.backoff import Backoff
@@ -25,8 +31,61 @@ from oncely.core.batch import (
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
-from oncely.errors import Stopped, WrongInput
-from oncely.kinds.base import RewritesRecords, RewritesTogether
+from oncely.errors import Stopped, WrongInput, check
+from oncely.kinds.base import (
+    Judge,
+    ReplayResult,
+    ReplaysDeadLetters,
+    RewritesRecords,
+    RewritesTogether,
+)
+
+LETTERS_A_TRANSACTION = 500
+
+
+def replay(
+    letters: ReplaysDeadLetters,
+    judge: Judge,
+    patience: Backoff,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] = lambda _, __: None,
+) -> ReplayResult:
+    """Replay all dead letters, and return the counts.
+
+    Args:
+        letters: the dead letters of a sink.
+        judge: decodes and transforms.
+        patience: the time for which a store may be unavailable.
+        limit: the number of dead letters in a transaction; ``LETTERS_A_TRANSACTION`` by default.
+        progress: called with (moved, kept) after every transaction.
+
+    Raises:
+        WrongInput, Stopped: see :meth:`oncely.kinds.base.ReplaysDeadLetters.portion`.
+        Unavailable: the server did not return.
+    """
+    moved = kept = 0
+    while True:
+        for attempt in attempts(patience, stages=True):
+            with attempt:
+                done = try_portion(letters, judge, limit or LETTERS_A_TRANSACTION)
+        if done is None:
+            return ReplayResult(moved, kept)
+        patience.reset()
+        moved, kept = moved + done.moved, kept + done.kept
+        progress(moved, kept)
+
+
+def try_portion(letters: ReplaysDeadLetters, judge: Judge, limit: int) -> ReplayResult | None:
+    """Try one transaction once; None: no dead letters are left. Raises the errors of
+    ``portion``."""
+    with letters.portion(limit) as portion:
+        if portion is None:
+            return None
+        judged = judge(portion.rejects) if portion.rejects else None
+        whole = judged is None or judged.chunk.records == len(portion.rejects)
+        check(whole, "a replayed reject was lost on the way")
+        return portion.commit(judged)
+
 
 NOTHING = Rewritten(0, 0, NO_RECORDS)
 
