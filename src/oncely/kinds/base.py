@@ -7,25 +7,19 @@ than exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from oncely.core import digest
 from oncely.core.batch import (
     Batch,
     Chunk,
     FileGroup,
-    Formed,
-    IntArray,
+    LockedDeadLetters,
     Packet,
     Produce,
-    Reject,
     Rejection,
     Rewrite,
     RewriteKind,
@@ -33,11 +27,8 @@ from oncely.core.batch import (
     Staged,
 )
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
-from oncely.core.digest import Digests, Recipe, UInt64
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.errors import Stopped
-from oncely.native import native
 from oncely.stores.document import Ledger
 
 
@@ -258,63 +249,6 @@ class StagingTask(Protocol):
         """Remove the staged output, as far as possible; never raises."""
 
 
-@dataclass(frozen=True)
-class Reprocessed:
-    """The result of decoding and transforming dead letters again.
-
-    Attributes:
-        chunk: records in the order of the dead letters; rows of the valid ones.
-        records: the dead letters, with the content that was processed.
-        traceable: False if rows belong to no single record (after a Spark transform).
-    """
-
-    chunk: Chunk
-    records: Sequence[Reject]
-    traceable: bool = True
-
-    def again(self, why: Rejection) -> Reject:
-        """The dead letter of a record that still fails."""
-        return self.records[why.record].because(why)
-
-    def own(self, row_record: IntArray, failed: Collection[int]) -> IntArray:
-        """The record of each written row; rows of no single record are counted as those of the
-        first one that has not failed."""
-        if self.traceable or not len(row_record):
-            return row_record
-        first = min(set(range(self.chunk.records)).difference(failed))
-        return np.full(len(row_record), first)
-
-
-Judge = Callable[[Sequence[Reject]], Reprocessed]
-"""Decodes and transforms rejects again. They are sorted by topic, partition and offset."""
-
-
-class ReplayResult(NamedTuple):
-    """The counts of a replay.
-
-    Attributes:
-        moved: rejects that were written, or filtered.
-        kept: rejects that still fail.
-    """
-
-    moved: int = 0
-    kept: int = 0
-
-
-@dataclass(frozen=True)
-class LockedDeadLetters:
-    """Dead letters for one transaction of a replay.
-
-    Attributes:
-        rejects: the dead letters to decode again; truncated ones are not included.
-        commit: writes the valid records, and keeps the others with their newer reasons; None if
-            there is no dead letter to decode.
-    """
-
-    rejects: Sequence[Reject]
-    commit: Callable[[Reprocessed | None], ReplayResult]
-
-
 class ReplaysDeadLetters(Protocol):
     """A replay of a sink's dead letters, each processed once."""
 
@@ -330,54 +264,6 @@ class ReplaysDeadLetters(Protocol):
             Stopped: a row of a Spark transform cannot be written; nothing was changed.
             Unavailable: the outcome is unknown; repeat.
         """
-
-
-DELETED = "_oncely_deleted"
-"""The column of an upsert's rows that is true, or 1, for a tombstone."""
-
-
-def as_made(chunk: Chunk) -> Formed[pa.Table]:
-    """The rows that decode and transform have made."""
-    return Formed(chunk.rows, chunk.row_record, chunk.rejections)
-
-
-def as_sent(rows: pa.Table, recipe: Recipe) -> tuple[pa.Table, list[int]]:
-    """The rows as they are: the destination changes no value."""
-    del recipe
-    return rows, []
-
-
-@dataclass(frozen=True)
-class Form:
-    """What records become in a destination, for audits, repairs and ``plan``: nothing is written.
-    By default the rows that decode and transform have made, without a digest.
-
-    Attributes:
-        of: the rows of a chunk as a commit sends them. Those of an upsert are in the order of their
-            records, tombstones among them, with the column :data:`DELETED`.
-        sampled: a sample with the columns that the destination infers from its rows.
-        stored: the rows as the destination returns them, by the columns of a recipe; and the
-            numbers of those with a value that it does not accept, which stays as it is sent.
-        recipe: of single rows; None: they have no digest.
-        others: the recipe of the columns that the digests of ranges do not cover, if there are any.
-        keys: the columns of the key by which later rows replace earlier ones; none if none do.
-        version: the column of which the highest value is kept, of rows with the same key.
-        lacks_are_null: a column of an earlier recipe that rows lack is null in the destination.
-    """
-
-    of: Callable[[Chunk], Formed[pa.Table]] = as_made
-    sampled: Callable[[Chunk], Chunk] = lambda chunk: chunk
-    stored: Callable[[pa.Table, Recipe], tuple[pa.Table, list[int]]] = as_sent
-    recipe: Recipe | None = None
-    others: Recipe | None = None
-    keys: tuple[str, ...] = ()
-    version: str | None = None
-    lacks_are_null: bool = True
-
-
-Which = Callable[[Reject], bool]
-Discard = Callable[[Which, bool, Callable[[], None]], Mapping[str, int]]
-"""See :meth:`oncely.kinds.destination.Destination.discarding`."""
 
 
 class RewritesRecords(Protocol):
@@ -489,71 +375,3 @@ class RewritesTogether(Protocol):
     def remove_unexpected(self, names: Sequence[str]) -> Rewritten:
         """Remove names whose rows are still beyond the position. Raises the errors of
         :meth:`rewrite_together`."""
-
-
-def stage_rows(task: StagingTask, rows: Iterable[pa.Table]) -> Staged:
-    """Stage the rows of a Spark transform; a failed task leaves no output."""
-    try:
-        for table in rows:
-            task.add_rows(table)
-        return task.finish()
-    except BaseException:
-        task.abandon()
-        raise
-
-
-def stage_judged(task: StagingTask, judged: Reprocessed) -> tuple[Staged, list[Rejection]]:
-    """Stage the rows of dead letters; returns the staged output and the refused records."""
-    refused = list(judged.chunk.rejections)
-    if judged.traceable:
-        refused += task.add(judged.chunk)
-    else:
-        task.add_rows(judged.chunk.rows)
-    return task.finish(), sorted(refused)
-
-
-def row_refused(reason: str, way_out: str) -> Stopped:
-    """The error for a row of a Spark transform that the destination refuses."""
-    return Stopped(f"a row of the Spark transform can't be written: {reason}", way_out=way_out)
-
-
-LETTERS_STAY = "correct the transform; all of these rejects were left as they are"
-NO_SINGLE_RECORD = (
-    "correct or filter it in the transform; after a Spark transform a row belongs to no single"
-    " record, so it can't be kept as a reject"
-)
-
-
-def row_digests(
-    rows: pa.Table, offsets: npt.NDArray[np.integer[Any]] | None, recipe: Recipe
-) -> UInt64:
-    """As :func:`oncely.core.digest.row_digests`."""
-    module = native()
-    if module is None:
-        return digest.row_digests(rows, offsets, recipe)
-    contents = pa.array(_contents(module, rows, recipe))
-    at = pa.array(digest.offsets_of(offsets, recipe)) if recipe.offset else None
-    return np.frombuffer(module.row_digests(contents, at), np.uint64)
-
-
-def digests_of(chunk: Chunk, rows: pa.Table, row_record: IntArray, recipe: Recipe) -> Digests:
-    """The digests of a chunk's rows; ``row_record`` is the record of each."""
-    offsets = chunk.offset[row_record] if recipe.offset else None
-    return Digests(row_digests(rows, offsets, recipe), str(recipe))
-
-
-def _contents(module: Any, rows: pa.Table, recipe: Recipe) -> UInt64:
-    if not recipe.columns or not rows.num_rows:
-        return digest.row_contents(rows, recipe)
-    kinds = [kind.name for _, kind in recipe.columns]
-    constants = [digest.column_constant(name) for name, _ in recipe.columns]
-    found: list[bytes] = []
-    left: list[int] = []
-    for batch in digest.covered_columns(rows, recipe).combine_chunks().to_batches():
-        data, left = module.row_contents(batch, kinds, constants)
-        found.append(data)
-    contents = np.frombuffer(b"".join(found) if len(found) > 1 else found[0], np.uint64)
-    if left:
-        others = tuple(recipe.columns[at] for at in left)
-        contents = contents ^ digest.row_contents(rows, Recipe(others, recipe.offset))
-    return contents
