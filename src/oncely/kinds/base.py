@@ -1,8 +1,49 @@
-"""The port of every sink: the destination of rows and dead letters.
+"""The port of a kind's sink: what it must have, what it may have, and who calls it.
 
 A sink has a ledger. Given a claim, it makes rows, dead letters and positions take effect together
 or not at all; without a claim it only writes rows and dead letters, for delivery semantics weaker
 than exactly once.
+
+Every sink must have:
+
+    Sink              the ledger, objects, connections: ``commit.run``, ``runtimes.takeover``
+
+For rows that belong to records it must have one of these, which ``Kind.commits`` names:
+
+    CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.delivery``
+        absent        ``oncely work`` refuses ``sink.kind`` (``pipeline.working.refuse_unfit``)
+    StagesBatches     ``ranges``: tasks stage, the driver publishes: ``runtimes.batches.commit``
+        absent        tasks commit chunks
+
+For rows of a Spark transform it may have one of these:
+
+    PacksRows         tasks pack, the driver writes: ``runtimes.spark.batch_commit``, ``.plugin``
+    StagesBatches     as above: ``runtimes.spark.batch_commit``
+        both absent   the kind's ``SinkSettings.problems`` must refuse ``transform.spark``
+
+A pipeline for which none of these fits is an InvariantViolation (``pipeline.parts.Parts.batches``):
+a defect of the kind, which no user should see.
+
+For workers (``oncely work``) it may have, beside CommitsChunks:
+
+    FinishesParts     threads commit by key: ``commit.path.ByKey``
+        absent        one thread commits a chunk (``threads`` is an argument of ``Worker.handle``)
+    PreparesChunks    a part of a commit is computed early: ``runtimes.worker.run``
+        absent        the commit computes it
+    SendsOffsets      its transactions contain the group's offsets: ``pipeline.working``
+        absent        members mark the ledger's positions in their group
+
+For records below the position ``kinds.destination.Destination`` may have these. What it refuses is
+a ConfigError with the key, the reason and the way out; so is a discard (``discarding``):
+
+    ReplaysDeadLetters   ``oncely rejects replay``: ``commit.replay``
+        absent           ``Destination.check_replay`` and ``replaying`` refuse
+    RewritesRecords      ``oncely repair``, ``backfill``: ``commit.rewrite``, ``pipeline.repair``
+    RewritesTogether     the same, where rows do not contain their offset
+        both absent      ``Destination.rewriting`` refuses
+        in part          ``RewritesRecords.lacks`` tells the reason for a kind of damage
+    EndsRefusals         after a repair whose audit is clean: ``pipeline.parts.Parts.end_refusal``
+        absent           no start refuses the destination (``LedgerState.refused`` is empty)
 """
 
 from __future__ import annotations
@@ -71,6 +112,9 @@ class Sink(Protocol):
         """The run has ended: close connections; never raises."""
 
 
+# -- chunks: tasks commit -----------------------------------------------------------------------
+
+
 @runtime_checkable
 class CommitsChunks(Sink, Protocol):
     """A sink whose tasks commit the records that they have read."""
@@ -93,55 +137,7 @@ class CommitsChunks(Sink, Protocol):
         """
 
 
-class FinishesParts(CommitsChunks, Protocol):
-    """A sink that several threads use, each for records of other keys of one chunk."""
-
-    @property
-    def threads(self) -> Mapping[str, int]:
-        """The number of threads of each topic's partitions, if there are several."""
-
-    def finish(
-        self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None
-    ) -> Mapping[TopicPartition, Sequence[Finished]]:
-        """Commit parts of a chunk's ranges, which may begin beyond the positions.
-
-        Args: as of :meth:`CommitsChunks.commit`; the claim names the parts.
-
-        Returns:
-            What the ledger contains of each range that is finished now.
-
-        Raises the errors of :meth:`CommitsChunks.commit`.
-        """
-
-
-@runtime_checkable
-class SendsOffsets(CommitsChunks, Protocol):
-    """A sink whose transactions contain the offsets of the workers' consumer group.
-
-    Positions are in that group, and need no other mark in it.
-    """
-
-    @property
-    def hidden_seconds(self) -> float:
-        """Seconds for which the transaction of a member that has died may hide the ledger's end."""
-
-    def for_worker(self) -> Self:
-        """The sink for commits that follow each other closely."""
-
-    def joined(self, metadata: Callable[[], Any]) -> None:
-        """Name the member that sends offsets.
-
-        Args:
-            metadata: returns the group metadata of the member's consumer (KIP-447).
-        """
-
-
-@runtime_checkable
-class PreparesChunks(Protocol):
-    """A sink that computes a part of a commit from the chunk alone."""
-
-    def prepare_chunk(self, chunk: Chunk) -> None:
-        """Compute it now, in the thread that decodes, while another chunk is committed."""
+# -- batches: the driver publishes --------------------------------------------------------------
 
 
 class PublishesBatches(Sink, Protocol):
@@ -159,20 +155,6 @@ class PublishesBatches(Sink, Protocol):
             PositionMoved: nothing was published; read the ledger and decide again.
             StagedRowsGone: nothing was published; the batch can be repeated.
             Unavailable: the outcome is unknown; read the ledger and decide again.
-        """
-
-
-@runtime_checkable
-class PacksRows(PublishesBatches, Protocol):
-    """A sink whose driver writes the rows of a batch: it reads them from Spark while it does so."""
-
-    def pack(self, rows: pa.Table) -> Sequence[Packet]:
-        """Rows of a Spark transform in the form in which :meth:`publish` writes them.
-
-        Called in an executor; nothing is written.
-
-        Raises:
-            Stopped: a row cannot be written, and it belongs to no single record.
         """
 
 
@@ -249,6 +231,77 @@ class StagingTask(Protocol):
         """Remove the staged output, as far as possible; never raises."""
 
 
+@runtime_checkable
+class PacksRows(PublishesBatches, Protocol):
+    """A sink whose driver writes the rows of a batch: it reads them from Spark while it does so."""
+
+    def pack(self, rows: pa.Table) -> Sequence[Packet]:
+        """Rows of a Spark transform in the form in which :meth:`publish` writes them.
+
+        Called in an executor; nothing is written.
+
+        Raises:
+            Stopped: a row cannot be written, and it belongs to no single record.
+        """
+
+
+# -- for workers --------------------------------------------------------------------------------
+
+
+class FinishesParts(CommitsChunks, Protocol):
+    """A sink that several threads use, each for records of other keys of one chunk."""
+
+    @property
+    def threads(self) -> Mapping[str, int]:
+        """The number of threads of each topic's partitions, if there are several."""
+
+    def finish(
+        self, chunk: Chunk, fence: Fence, claim: Claim, max_rejects: int | None
+    ) -> Mapping[TopicPartition, Sequence[Finished]]:
+        """Commit parts of a chunk's ranges, which may begin beyond the positions.
+
+        Args: as of :meth:`CommitsChunks.commit`; the claim names the parts.
+
+        Returns:
+            What the ledger contains of each range that is finished now.
+
+        Raises the errors of :meth:`CommitsChunks.commit`.
+        """
+
+
+@runtime_checkable
+class PreparesChunks(Protocol):
+    """A sink that computes a part of a commit from the chunk alone."""
+
+    def prepare_chunk(self, chunk: Chunk) -> None:
+        """Compute it now, in the thread that decodes, while another chunk is committed."""
+
+
+@runtime_checkable
+class SendsOffsets(CommitsChunks, Protocol):
+    """A sink whose transactions contain the offsets of the workers' consumer group.
+
+    Positions are in that group, and need no other mark in it.
+    """
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds for which the transaction of a member that has died may hide the ledger's end."""
+
+    def for_worker(self) -> Self:
+        """The sink for commits that follow each other closely."""
+
+    def joined(self, metadata: Callable[[], Any]) -> None:
+        """Name the member that sends offsets.
+
+        Args:
+            metadata: returns the group metadata of the member's consumer (KIP-447).
+        """
+
+
+# -- records below the position -----------------------------------------------------------------
+
+
 class ReplaysDeadLetters(Protocol):
     """A replay of a sink's dead letters, each processed once."""
 
@@ -266,11 +319,10 @@ class ReplaysDeadLetters(Protocol):
         """
 
 
-class RewritesRecords(Protocol):
+class Rewrites(Protocol):
     """Replaces what records below the position have produced; for repairs and backfills.
 
-    It may be used beside a run, and never moves a position. A rewrite leaves the same state however
-    often it is repeated.
+    It may be used beside a run, and never moves a position.
     """
 
     def check(self) -> None:
@@ -280,15 +332,20 @@ class RewritesRecords(Protocol):
             WrongInput: the reason, and the way out.
         """
 
+    def entries(self) -> Mapping[TopicPartition, Entry]:
+        """The present entries of the ledger."""
+
+
+class RewritesRecords(Rewrites, Protocol):
+    """Rewrites of single records, where the destination tells which rows are theirs. A rewrite
+    leaves the same state however often it is repeated."""
+
     def lacks(self, kind: str) -> str:
         """The reason why damage of a kind can't be repaired here; empty if it can.
 
         Args:
             kind: lost, duplicated, altered or unexpected; or backfill, for that.
         """
-
-    def entries(self) -> Mapping[TopicPartition, Entry]:
-        """The present entries of the ledger."""
 
     def committed(self, partition: TopicPartition, within: OffsetRange) -> Sequence[OffsetRange]:
         """The committed ranges that overlap a range, by the present history."""
@@ -329,18 +386,9 @@ class EndsRefusals(Protocol):
 
 
 @runtime_checkable
-class RewritesTogether(Protocol):
-    """Replaces what groups of offsets have produced, where rows do not contain their offset: what
-    holds rows of a group, such as a file, is replaced as a whole.
-
-    It may be used beside a run, and never moves a position.
-    """
-
-    def check(self) -> None:
-        """As :meth:`RewritesRecords.check`."""
-
-    def entries(self) -> Mapping[TopicPartition, Entry]:
-        """The present entries of the ledger."""
+class RewritesTogether(Rewrites, Protocol):
+    """Rewrites of groups of offsets, where rows do not contain their offset: what holds rows of a
+    group, such as a file, is replaced as a whole."""
 
     def groups(self, wanted: Mapping[TopicPartition, Sequence[OffsetRange]]) -> Sequence[FileGroup]:
         """The groups of these offsets, with all offsets whose rows are inseparable from theirs.
