@@ -36,7 +36,7 @@ from oncely.core.claim import (
 )
 from oncely.core.ledger import Entry, FencedOff, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.errors import FencedOff as RunFenced
+from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError
 from oncely.kafka.client import make
 from oncely.kafka.records import KafkaRecord

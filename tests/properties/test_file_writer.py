@@ -13,7 +13,7 @@ from filetools import Shelf, check_files, covers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.errors import ConfigError, TableMismatch
+from oncely.errors import TableMismatch
 from oncely.kinds.file_format import Format, Scope
 from oncely.kinds.partitions import FileNames, directory, parse_partition_by
 from oncely.kinds.staged_files import FileWriter, Origin
@@ -190,8 +190,6 @@ def test_what_has_no_place_in_a_file_is_refused_at_once() -> None:
     with pytest.raises(TableMismatch, match="'t'"):
         writer.add(pa.table({"t": pa.array([1], pa.time64("us"))}), None, ())
     assert shelf.stored == {}
-    with pytest.raises(ConfigError, match=r"sink\.format"):
-        FileWriter(shelf.store(), "orc", (), 1, 1, FileNames(1, 1, "t"))  # type: ignore[arg-type]
 
 
 def test_abandoned_files_are_deleted() -> None:

@@ -26,7 +26,7 @@ def test_postgresql() -> None:
     assert "canary-1" not in repr(dialect)
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "POSTGRESQL", "PostgresDialect"])
+@pytest.mark.parametrize("scheme", ["postgres", "POSTGRESQL", "Postgres"])
 def test_spellings_of_postgresql(scheme: str) -> None:
     dialect = dialect_for(f"{scheme}://localhost/x")
     assert isinstance(dialect, PostgresDialect)
