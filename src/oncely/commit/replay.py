@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
+from oncely.core.batch import Judge, ReplayResult
 from oncely.errors import check
-from oncely.kinds.base import Judge, ReplayResult, ReplaysDeadLetters
+from oncely.kinds.base import ReplaysDeadLetters
 
 LETTERS_A_TRANSACTION = 500
 

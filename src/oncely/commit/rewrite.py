@@ -26,7 +26,7 @@ from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput
-from oncely.kinds.base import RewritesRecords, RewritesTogether
+from oncely.kinds.base import Rewrites, RewritesRecords, RewritesTogether
 
 NOTHING = Rewritten(0, 0, NO_RECORDS)
 
@@ -195,7 +195,7 @@ def _went_back(partition: TopicPartition, last: OffsetRange, position: int) -> S
     )
 
 
-def entry_of(sink: RewritesRecords, partition: TopicPartition) -> Entry:
+def entry_of(sink: Rewrites, partition: TopicPartition) -> Entry:
     """The ledger's entry of a partition.
 
     Raises:
