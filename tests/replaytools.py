@@ -16,10 +16,9 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Reject
+from oncely.core.batch import Judge, Reject, Reprocessed
 from oncely.kafka.topics import offsets
-from oncely.kinds.base import Discard, Judge, Reprocessed
-from oncely.kinds.destination import LedgerState
+from oncely.kinds.destination import Discard, LedgerState
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.topic_dead_letters import DeadLetterTopic, replaying

@@ -15,11 +15,10 @@ from deltalake import DeltaTable
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Batch, Reject, StagedRowsGone
+from oncely.core.batch import Batch, Judge, Reject, StagedRowsGone
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable
-from oncely.kinds.base import Judge
 from oncely.kinds.delta.change import DeltaReplay
 from oncely.stores.delta import Change, DeltaTables
 from tests.deltatools import Committing, DeltaPlace, make_place

@@ -15,7 +15,7 @@ import pytest
 from oncely.commit.change import replay
 from oncely.commit.path import pass_over
 from oncely.commit.run import CommitContext, OpenLedger, save
-from oncely.core.batch import Reject
+from oncely.core.batch import Judge, Reject, Reprocessed
 from oncely.core.claim import (
     Budget,
     Claim,
@@ -29,7 +29,6 @@ from oncely.core.claim import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, Unavailable
-from oncely.kinds.base import Judge, Reprocessed
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql import takeover as sql

@@ -12,11 +12,10 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Reject
+from oncely.core.batch import Judge, Reject, Reprocessed
 from oncely.core.claim import Opened, Takeover
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.kinds.base import Judge, Reprocessed
 from oncely.kinds.files.change import replay_into_files
 from oncely.testing.servers.kafka import Broker
 from tests import filestools

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.change import try_portion
-from oncely.core.batch import Batch, Reject
+from oncely.core.batch import Batch, Reject, Reprocessed
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch
-from oncely.kinds.base import Reprocessed
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import close_all

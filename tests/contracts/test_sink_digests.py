@@ -16,11 +16,10 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import pass_over
-from oncely.core.batch import Batch
+from oncely.core.batch import Batch, Judge
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.kinds.base import Judge
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.dialects import dialect_for

@@ -13,8 +13,8 @@ import pytest
 
 from oncely.core import digest
 from oncely.core.digest import Kind, Recipe
-from oncely.kinds.base import row_digests
 from oncely.kinds.kafka import arrow_json
+from oncely.kinds.rows import row_digests
 from oncely.native import SWITCH, native
 from tests.conftest import examples
 from tests.nativetools import need_native

@@ -313,8 +313,10 @@ def test_executors_that_get_no_answer_from_kafka_are_told(
     assert refusals(spark, KafkaSource(world.brokers, [world.topic])) == []
 
     monkeypatch.setattr(planning, "_start", lambda _: spark)
-    monkeypatch.setattr(planning.session, "stop", lambda _: None)
-    monkeypatch.setattr(planning, "refusals", lambda spark, _: refusals(spark, asked))
+    monkeypatch.setattr("oncely.runtimes.spark.session.stop", lambda _: None)
+    monkeypatch.setattr(
+        "oncely.runtimes.spark.probe.refusals", lambda spark, _: refusals(spark, asked)
+    )
     (found,) = Pipeline(parse(world.settings())).plan(use_spark=True).problems
     assert found.key == "source"
     assert found.message == f"an executor on {host} can't read Kafka: {why}"

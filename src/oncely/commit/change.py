@@ -20,7 +20,9 @@ from oncely.commit.path import attempts
 from oncely.core.batch import (
     Chunk,
     FileGroup,
+    Judge,
     Produce,
+    ReplayResult,
     Rewrite,
     RewriteKind,
     Rewritten,
@@ -32,13 +34,7 @@ from oncely.core.claim import NO_RECORDS
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput, check
-from oncely.kinds.base import (
-    Judge,
-    ReplayResult,
-    ReplaysDeadLetters,
-    RewritesRecords,
-    RewritesTogether,
-)
+from oncely.kinds.base import ReplaysDeadLetters, Rewrites, RewritesRecords, RewritesTogether
 
 LETTERS_A_TRANSACTION = 500
 
@@ -254,7 +250,7 @@ def _went_back(partition: TopicPartition, last: OffsetRange, position: int) -> S
     )
 
 
-def entry_of(sink: RewritesRecords, partition: TopicPartition) -> Entry:
+def entry_of(sink: Rewrites, partition: TopicPartition) -> Entry:
     """The ledger's entry of a partition.
 
     Raises:

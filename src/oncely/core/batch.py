@@ -1,7 +1,7 @@
 """Values that sinks write: the records of a transaction, their rows and their rejections.
 
-A rewrite replaces rows and dead letters of records below the position; an amendment of the history
-tells what a replay or a rewrite changes in committed ranges.
+A rewrite replaces rows and dead letters of records below the position, a replay processes dead
+letters again; an amendment of the history tells what either changes in committed ranges.
 """
 
 from __future__ import annotations
@@ -638,3 +638,60 @@ class FileGroup:
 
 Produce = Callable[[TopicPartition, OffsetRange, Collection[int]], Iterator[Chunk]]
 """The present outcome of the records of a range, in chunks, without some offsets."""
+
+
+@dataclass(frozen=True)
+class Reprocessed:
+    """The result of decoding and transforming dead letters again.
+
+    Attributes:
+        chunk: records in the order of the dead letters; rows of the valid ones.
+        records: the dead letters, with the content that was processed.
+        traceable: False if rows belong to no single record (after a Spark transform).
+    """
+
+    chunk: Chunk
+    records: Sequence[Reject]
+    traceable: bool = True
+
+    def again(self, why: Rejection) -> Reject:
+        """The dead letter of a record that still fails."""
+        return self.records[why.record].because(why)
+
+    def own(self, row_record: IntArray, failed: Collection[int]) -> IntArray:
+        """The record of each written row; rows of no single record are counted as those of the
+        first one that has not failed."""
+        if self.traceable or not len(row_record):
+            return row_record
+        first = min(set(range(self.chunk.records)).difference(failed))
+        return np.full(len(row_record), first)
+
+
+Judge = Callable[[Sequence[Reject]], Reprocessed]
+"""Decodes and transforms rejects again. They are sorted by topic, partition and offset."""
+
+
+class ReplayResult(NamedTuple):
+    """The counts of a replay.
+
+    Attributes:
+        moved: rejects that were written, or filtered.
+        kept: rejects that still fail.
+    """
+
+    moved: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True)
+class LockedDeadLetters:
+    """Dead letters for one transaction of a replay.
+
+    Attributes:
+        rejects: the dead letters to decode again; truncated ones are not included.
+        commit: writes the valid records, and keeps the others with their newer reasons; None if
+            there is no dead letter to decode.
+    """
+
+    rejects: Sequence[Reject]
+    commit: Callable[[Reprocessed | None], ReplayResult]

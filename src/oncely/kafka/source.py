@@ -18,7 +18,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
-from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
+from oncely.errors import OncelyError, SourceMismatch, TopicMissing, Unavailable, WrongInput
 from oncely.kafka.client import KafkaAdmin, largest_fetch
 from oncely.kafka.group import GroupMember, members
 from oncely.kafka.reader import SILENCE, RecordReader
@@ -616,3 +616,37 @@ def _oldest(
             most -= records.num_rows
             if most <= 0:
                 return
+
+
+def refuse_cut(
+    log: KafkaSource,
+    now: Mapping[TopicPartition, int],
+    positions: Mapping[TopicPartition, Position],
+    noted: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Refuse a log that was truncated before a position.
+
+    Args:
+        log: the source.
+        now: its leader epochs.
+        positions: the ledger's positions that are still in the log.
+        noted: the leader epochs that the ledger has noted.
+
+    Returns:
+        The leader epochs that differ from the noted ones.
+
+    Raises:
+        SourceMismatch: records that were read are gone.
+        Unavailable: no answer.
+    """
+    changed = {tp: one for tp, one in now.items() if tp in positions and noted.get(tp) != one}
+    asked = {tp: (positions[tp], noted[tp]) for tp in changed if tp in noted}
+    for tp, why in sorted(log.truncated(asked).items()):
+        raise SourceMismatch(
+            f"{tp}: the topic has gone back: its log was cut before position {positions[tp]}, and"
+            f" other records have taken the place of those that were read ({why})",
+            way_out="restore the topic, or set the positions with `oncely offsets reset`; an"
+            " unclean leader election does this (unclean.leader.election.enable), or a broker"
+            " that has lost its disk",
+        )
+    return changed

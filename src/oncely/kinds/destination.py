@@ -15,14 +15,8 @@ import pyarrow as pa
 from oncely.core.batch import Reject
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
-from oncely.kinds.base import (
-    Discard,
-    Form,
-    ReplaysDeadLetters,
-    RewritesRecords,
-    RewritesTogether,
-    Sink,
-)
+from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.kinds.rows import Form
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
@@ -37,6 +31,10 @@ Check = tuple[str, Callable[[], object]]
 `plan` collects the errors of a destination's checks; a run executes the same checks before it
 starts, and ends at the first error.
 """
+
+Which = Callable[[Reject], bool]
+Discard = Callable[[Which, bool, Callable[[], None]], Mapping[str, int]]
+"""See :meth:`Destination.discarding`."""
 
 PROBED = (
     "a probe was written below sink.url and removed: this is the only way to check write permission"

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from oncely.core.batch import Reject, Rejection
 from oncely.errors import TableMismatch
-from oncely.kinds.base import Which
-from oncely.kinds.destination import Check, LedgerState, Room, refusal
+from oncely.kinds.destination import Check, LedgerState, Room, Which, refusal
 from oncely.stores.sql.connection import Connection, TableName, brief_session, plain, transaction
 from oncely.stores.sql.dead_letters import FIRST
 from oncely.stores.sql.ledger import SqlLedger

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Chunk, IntArray, Rejection, Staged, StagedRowsGone
+from oncely.core.batch import Chunk, IntArray, Rejection, Reprocessed, Staged, StagedRowsGone
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id
@@ -28,7 +28,6 @@ from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
 from oncely.decode.scopes import typed
 from oncely.errors import check
-from oncely.kinds.base import NO_SINGLE_RECORD, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.data_file import (
     VALUE,
@@ -60,6 +59,7 @@ from oncely.kinds.partitions import (
     directory,
     split,
 )
+from oncely.kinds.rows import NO_SINGLE_RECORD, row_refused
 from oncely.stores.objects.store import Bytes, Store, Uploads
 
 __all__ = ["FileWriter", "Origin"]
@@ -394,6 +394,25 @@ class FilesTask:
         if bad := self._writer.add(rows, None, ()):
             raise row_refused(bad[0][1], NO_SINGLE_RECORD)
         self._rows += rows.num_rows
+
+    def of_transform(self, rows: Iterable[pa.Table]) -> Staged:
+        """All rows of a Spark transform; a failed task leaves no output."""
+        try:
+            for table in rows:
+                self.add_rows(table)
+            return self.finish()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def of_replay(self, judged: Reprocessed) -> tuple[Staged, list[Rejection]]:
+        """The rows of dead letters; returns the staged output and the refused records."""
+        refused = list(judged.chunk.rejections)
+        if judged.traceable:
+            refused += self.add(judged.chunk)
+        else:
+            self.add_rows(judged.chunk.rows)
+        return self.finish(), sorted(refused)
 
     def pack(self, chunk: Chunk, buckets: int) -> tuple[list[tuple[int, bytes]], list[Rejection]]:
         """The rows in packets, with one bucket for each directory in all tasks."""

@@ -35,14 +35,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
-from oncely.core.batch import Batch, Containing, Reject, Rejection, StagedRowsGone
+from oncely.core.batch import (
+    Batch,
+    Containing,
+    LockedDeadLetters,
+    Reject,
+    Rejection,
+    ReplayResult,
+    Reprocessed,
+    StagedRowsGone,
+)
 from oncely.core.claim import Amendment, Claim, Fence, PositionMoved
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import InvariantViolation, Unavailable, check
 from oncely.kafka import topics
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message, Transaction
-from oncely.kinds.base import LockedDeadLetters, ReplayResult, Reprocessed
 from oncely.kinds.topic_dead_letters import (
     DeadLetter,
     DeadLetterReader,

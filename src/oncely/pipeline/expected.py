@@ -22,7 +22,7 @@ from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TableMismatch
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import table_of
-from oncely.kinds.base import DELETED, Form
+from oncely.kinds.rows import DELETED, Form
 from oncely.runtimes.chunks import ChunkBounds, Processing
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from oncely.config import PipelineSettings
 from oncely.config.pipeline import Delivery
+from oncely.errors import ConfigError
 from oncely.kinds.kind import Kind, kind_of
 
 
@@ -162,6 +163,40 @@ def _gap_ends(settings: PipelineSettings) -> tuple[str, ...]:
         'records that are deleted from the topic before they are read are lost: on_gap = "record"'
         " keeps the lost range in the history and continues",
     )
+
+
+def refuse_unfit(settings: PipelineSettings) -> None:
+    """Refuse what only Spark can run, for a worker.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    kind = kind_of(settings.sink.kind)
+    if settings.by_spark:
+        raise ConfigError(
+            "transform.spark",
+            "a worker has no Spark",
+            way_out="use transform.sql or .python, or start it by `oncely run`",
+        )
+    if not kind.works:
+        raise ConfigError(
+            "sink.kind",
+            f"a worker does not write into {settings.sink.kind} yet",
+            way_out="start it by `oncely run`",
+        )
+    # Offsets in a transaction name the members' group, which is the ledger's.
+    if kind.group_is_ledger and settings.worker_group != settings.group:
+        raise ConfigError(
+            "worker.group",
+            f"found {settings.worker.group!r}; the positions are in group {settings.group!r}",
+            way_out="remove it; source.group names the group for positions and members",
+        )
+    if settings.delivery != "exactly_once":
+        raise ConfigError(
+            "delivery",
+            f"found {settings.delivery!r}; a worker delivers exactly once",
+            way_out='write delivery = "exactly_once", or start it by `oncely run`',
+        )
 
 
 _STORES = {

@@ -306,24 +306,31 @@ class Parts:
         """The commit of batches, by the kind of the transform and of the sink."""
         from oncely.commit.run import OpenLedger
         from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
-        from oncely.runtimes.spark.batch_commit import BatchCommit
-        from oncely.runtimes.spark.jobs import SparkJobs
 
-        spark = jobs.session if isinstance(jobs, SparkJobs) else None
-        sink = self.sink(self.row_schema(spark))
         if self.spark_transform is not None:
-            if isinstance(jobs, SparkJobs) and isinstance(sink, PacksRows | StagesBatches):
-                return BatchCommit(OpenLedger(self.context(sink)), self.spark_transform, jobs)
-        elif self.kind.commits == "ranges" and isinstance(sink, StagesBatches):
+            return self._batches_on_spark(jobs, self.spark_transform)
+        sink = self.sink(self.row_schema())
+        if self.kind.commits == "ranges" and isinstance(sink, StagesBatches):
             layout = getattr(self.settings.sink, "layout", RangeCommit.layout)
             context = self.context(sink)
             return RangeCommit(OpenLedger(context), self.row_transform, jobs, layout=layout)
-        elif isinstance(sink, CommitsChunks):
+        if isinstance(sink, CommitsChunks):
             ledger = OpenLedger(self.context(sink))
             return PartitionCommit(ledger, self.row_transform, jobs, self._bounds())
-        raise InvariantViolation(
-            f"no commit of batches into {type(sink).__name__} on {type(jobs).__name__}"
-        )
+        raise InvariantViolation(f"no commit of batches into {type(sink).__name__}")
+
+    def _batches_on_spark(self, jobs: Jobs, transform: Transform) -> CommitsBatches:
+        from oncely.commit.run import OpenLedger
+        from oncely.runtimes.spark.batch_commit import BatchCommit
+        from oncely.runtimes.spark.jobs import SparkJobs
+
+        if isinstance(jobs, SparkJobs):
+            schema = self.row_schema(jobs.session)
+            self.destination.check(schema)  # the columns were not known before
+            sink = self.sink(schema)
+            if isinstance(sink, PacksRows | StagesBatches):
+                return BatchCommit(OpenLedger(self.context(sink)), transform, jobs)
+        raise InvariantViolation(f"no Spark transform on {type(jobs).__name__}")
 
     def context(self, sink: AnySink) -> CommitContext[AnySink]:
         """What a run commits with, into this sink."""

@@ -16,7 +16,7 @@ from oncely.config.secrecy import unprotected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
-from oncely.kafka.source import Watermarks, missing_permissions, needed_acls
+from oncely.kafka.source import Watermarks, missing_permissions, needed_acls, refuse_cut
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
     Connections,
@@ -27,16 +27,13 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.pipeline.guarantee import Guarantee, guarantee_of
-from oncely.pipeline.working import refuse_unfit
-from oncely.runtimes.spark import session
-from oncely.runtimes.spark.probe import ExecutorFacts, Slots, probe, refusals
-from oncely.runtimes.takeover import refuse_cut
+from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_unfit
 from oncely.stores.document import same_topics
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
     from oncely.pipeline.trial import Trial
+    from oncely.runtimes.spark.probe import ExecutorFacts, Slots
 
 
 _EACH_MACHINE = (
@@ -328,6 +325,9 @@ class _Planner:
         return None
 
     def _ask_spark(self) -> pa.Schema | None:
+        from oncely.runtimes.spark import session
+        from oncely.runtimes.spark.probe import probe, refusals
+
         schema = None
         with self.inspection.about("spark.master"):
             spark = _start(self.pipeline)
@@ -366,7 +366,7 @@ class _Planner:
 
 def _fits_a_worker(pipeline: Parts) -> bool:
     try:
-        refuse_unfit(pipeline)
+        refuse_unfit(pipeline.settings)
     except ConfigError:
         return False
     return True

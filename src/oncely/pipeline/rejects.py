@@ -22,14 +22,13 @@ from oncely.commit import change as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config.base import parse_seconds
-from oncely.core.batch import Reject, Rejection
+from oncely.core.batch import Judge, Reject, Rejection, Reprocessed
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TopicMissing, WrongInput
 from oncely.extras import require
 from oncely.kafka.records import shown
 from oncely.kafka.start import parse_moment
-from oncely.kinds.base import Judge, Reprocessed
 from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged

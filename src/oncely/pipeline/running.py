@@ -24,7 +24,6 @@ from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
 from oncely.pipeline.event_log import EventLog, has_opened
-from oncely.pipeline.sessions import check_session, started
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
 from oncely.prometheus import CONTENT_TYPE
@@ -33,8 +32,6 @@ from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readi
 from oncely.runtimes.jobs.base import Jobs
 from oncely.runtimes.jobs.processes import ProcessJobs, prepare
 from oncely.runtimes.mirror import GroupOffsetPublisher
-from oncely.runtimes.spark import session
-from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.telemetry import traced
 from oncely.secrets import scope
@@ -346,6 +343,10 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
         with closing(ProcessJobs(settings.process_count)) as jobs:
             yield jobs
         return
+    from oncely.pipeline.sessions import check_session, started
+    from oncely.runtimes.spark import session
+    from oncely.runtimes.spark.jobs import SparkJobs
+
     given = spark or session.existing()
     if given is not None:
         check_session(given)
@@ -357,9 +358,6 @@ def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
     batches = None
     try:
         batches = pipeline.batches(jobs)
-        if isinstance(jobs, SparkJobs) and pipeline.spark_path is not None:
-            # Its columns were not known before.
-            pipeline.destination.check(pipeline.row_schema(jobs.session))
         return BatchRun(
             jobs,
             batches,
@@ -380,6 +378,8 @@ def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
 
 def meaning(error: Exception) -> Exception:
     """Replace errors of a dead JVM, which differ by the place of the call."""
+    from oncely.runtimes.spark import session
+
     code = session.death(error)
     if code is None:
         return error

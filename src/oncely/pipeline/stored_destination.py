@@ -23,16 +23,17 @@ from oncely.core.batch import Reject
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import (
+from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.kinds.destination import (
+    LOST_WAY_OUT,
+    Destination,
     Discard,
-    Form,
-    ReplaysDeadLetters,
-    RewritesRecords,
-    RewritesTogether,
-    Sink,
+    Inspection,
+    LedgerState,
+    SinkPlan,
 )
-from oncely.kinds.destination import LOST_WAY_OUT, Destination, Inspection, LedgerState, SinkPlan
 from oncely.kinds.kind import kind_of
+from oncely.kinds.rows import Form
 from oncely.stores.offsets.base import OffsetStore
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from oncely.commit.run import OpenLedger
 from oncely.config import FilterSettings
 from oncely.core import events
 from oncely.core.progress import RunResult
-from oncely.errors import ConfigError
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
+from oncely.pipeline.guarantee import refuse_unfit
 from oncely.pipeline.running import RunOptions, observed
 from oncely.pipeline.standby import work_when_alone
 from oncely.runtimes.stop import StopSignal
@@ -38,48 +38,8 @@ def work(pipeline: Parts, given: RunOptions) -> RunResult:
     return observed(pipeline, given, group, _started, spans=spans)
 
 
-def refuse_unfit(pipeline: Parts) -> None:
-    """Refuse what only Spark can run.
-
-    Raises:
-        ConfigError: names the key.
-    """
-    settings = pipeline.settings
-    if settings.by_spark:
-        raise ConfigError(
-            "transform.spark",
-            "a worker has no Spark",
-            way_out="use transform.sql or .python, or start it by `oncely run`",
-        )
-    if not pipeline.kind.works:
-        raise ConfigError(
-            "sink.kind",
-            f"a worker does not write into {settings.sink.kind} yet",
-            way_out="start it by `oncely run`",
-        )
-    _refuse_group(pipeline)
-    if settings.delivery != "exactly_once":
-        raise ConfigError(
-            "delivery",
-            f"found {settings.delivery!r}; a worker delivers exactly once",
-            way_out='write delivery = "exactly_once", or start it by `oncely run`',
-        )
-
-
-def _refuse_group(pipeline: Parts) -> None:
-    """Into Kafka the members' group is the ledger's, so that offsets in a transaction name it."""
-    settings = pipeline.settings
-    stored = settings.group
-    if pipeline.kind.group_is_ledger and settings.worker_group != stored:
-        raise ConfigError(
-            "worker.group",
-            f"found {settings.worker.group!r}; the positions are in group {stored!r}",
-            way_out="remove it; source.group names the group for positions and members",
-        )
-
-
 def _started(pipeline: Parts, given: RunOptions) -> bool:
-    refuse_unfit(pipeline)
+    refuse_unfit(pipeline.settings)
     with at_start():
         pipeline.preflight()
     once = partial(pipeline.with_newest_schema, partial(_work, pipeline, given))

@@ -24,7 +24,7 @@ from oncely.core import events
 from oncely.core.claim import NO_RECORDS, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
-from oncely.kafka.source import KafkaSource, Watermarks
+from oncely.kafka.source import KafkaSource, Watermarks, refuse_cut
 from oncely.kafka.start import Start
 from oncely.kinds.base import Sink
 
@@ -164,40 +164,6 @@ def refuse_shorter(positions: Positions, marks: Mapping[TopicPartition, Watermar
                 " the topic has gone back",
                 way_out="restore the topic, or move the position with `oncely offsets reset`",
             )
-
-
-def refuse_cut(
-    log: KafkaSource,
-    now: Mapping[TopicPartition, int],
-    positions: Mapping[TopicPartition, Position],
-    noted: Mapping[TopicPartition, int],
-) -> dict[TopicPartition, int]:
-    """Refuse a log that was truncated before a position.
-
-    Args:
-        log: the source.
-        now: its leader epochs.
-        positions: the ledger's positions that are still in the log.
-        noted: the leader epochs that the ledger has noted.
-
-    Returns:
-        The leader epochs that differ from the noted ones.
-
-    Raises:
-        SourceMismatch: records that were read are gone.
-        Unavailable: no answer.
-    """
-    changed = {tp: one for tp, one in now.items() if tp in positions and noted.get(tp) != one}
-    asked = {tp: (positions[tp], noted[tp]) for tp in changed if tp in noted}
-    for tp, why in sorted(log.truncated(asked).items()):
-        raise SourceMismatch(
-            f"{tp}: the topic has gone back: its log was cut before position {positions[tp]}, and"
-            f" other records have taken the place of those that were read ({why})",
-            way_out="restore the topic, or set the positions with `oncely offsets reset`; an"
-            " unclean leader election does this (unclean.leader.election.enable), or a broker"
-            " that has lost its disk",
-        )
-    return changed
 
 
 class SameLog:

@@ -10,10 +10,9 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Reject, StagedRowsGone
+from oncely.core.batch import LockedDeadLetters, Reject, ReplayResult, Reprocessed, StagedRowsGone
 from oncely.core.claim import PositionMoved
 from oncely.errors import InvariantViolation, Stopped, Unavailable
-from oncely.kinds.base import LockedDeadLetters, ReplayResult, Reprocessed
 from tests.replaytools import judging
 from tests.sinktools import T0
 

@@ -39,8 +39,11 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import (
     Chunk,
+    LockedDeadLetters,
     Reject,
     Rejection,
+    ReplayResult,
+    Reprocessed,
     Rewrite,
     Rewritten,
     Staged,
@@ -52,18 +55,11 @@ from oncely.core.digest import digest_sum
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
-from oncely.kinds.base import (
-    DELETED,
-    LockedDeadLetters,
-    ReplayResult,
-    Reprocessed,
-    Which,
-    row_digests,
-    stage_judged,
-)
 from oncely.kinds.delta.form import CLEARED, newest, prepare
 from oncely.kinds.delta.ledger import Changes, State
 from oncely.kinds.delta.sink import DeltaSink
+from oncely.kinds.destination import Which
+from oncely.kinds.rows import DELETED, row_digests
 from oncely.kinds.staged_files import FilesTask
 from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.delta import Merge, named_sizes, of_content
@@ -515,7 +511,7 @@ class DeltaReplay:
         self.sink.begin_batch()
         fence = Fence(self.sink.pipeline, state.document.epoch)
         task = self.sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
-        staged, refused = stage_judged(task, judged)
+        staged, refused = task.of_replay(judged)
         again = [judged.again(one) for one in refused]
         pending = [one for one in letters if one.pending]
         discarded = [one for one in letters if not one.pending]

@@ -14,13 +14,13 @@ from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
-from oncely.kinds.base import Discard, Form
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.destination import PROBED, Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.destination import PROBED, Discard, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.kind import Parts
+from oncely.kinds.rows import Form
 from oncely.kinds.tables import TableDestination, keeps_source
 from oncely.stores.delta import connect
 from oncely.stores.objects.store import connect as connect_files

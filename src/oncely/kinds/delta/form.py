@@ -16,10 +16,10 @@ from oncely.core.batch import Chunk, Formed, IntArray, Rejection, Staged
 from oncely.core.digest import Digests, Recipe, digest_sum, digest_sums, kind_of
 from oncely.core.ranges import TopicPartition
 from oncely.extras import polars as pl
-from oncely.kinds.base import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.conform import conform
 from oncely.kinds.data_file import FileFormat
 from oncely.kinds.partitions import NO_VALUE, is_cut, parse_partition_by
+from oncely.kinds.rows import DELETED, NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.staged_files import FilesTask
 from oncely.kinds.tables import (
     SOURCE_COLUMNS,

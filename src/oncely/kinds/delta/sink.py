@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from oncely.core.batch import Batch, Staged, StagedRowsGone
 from oncely.core.claim import Claim, Fence, Opened, PositionMoved, Takeover
 from oncely.errors import ConfigError, TableMismatch, check
-from oncely.kinds.base import DELETED, stage_rows
 from oncely.kinds.data_file import WrittenFile, read_receipt
 from oncely.kinds.delta.form import CLEARED, DeltaFormat, DeltaTask, newest
 from oncely.kinds.delta.ledger import FOLDER, DeltaLedger, State
 from oncely.kinds.partitions import check_types, is_cut, parse_partition_by
+from oncely.kinds.rows import DELETED
 from oncely.kinds.staged_files import clock, refuse_old
 from oncely.stores.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect
 from oncely.stores.objects.s3 import require_conditional_writes
@@ -146,7 +146,7 @@ class DeltaSink:
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
         """Write the rows of a Spark transform; in an executor."""
-        return stage_rows(self.staging(fence, batch_id, attempt), rows)
+        return self.staging(fence, batch_id, attempt).of_transform(rows)
 
     def agree(self, staged: Staged) -> bool:
         """True: columns are given, so no task contradicts another."""

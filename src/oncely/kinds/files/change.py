@@ -43,6 +43,7 @@ from oncely.core.batch import (
     Produce,
     Reject,
     Rejection,
+    Reprocessed,
     RewriteKind,
     Rewritten,
     Staged,
@@ -53,7 +54,6 @@ from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import Reprocessed, stage_judged
 from oncely.kinds.data_file import Receipt, read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.records import ManifestFile, is_mixed
@@ -426,7 +426,7 @@ def _staged(sink: FilesSink, judged: Reprocessed) -> ReplayOutput:
     view = sink.cluster.look().pipeline
     fence = Fence(sink.pipeline_topics.pipeline, 0 if view is None else view.epoch)
     task = sink.staging(fence, _BATCH, uuid.uuid4().int >> 96)
-    staged, refused = stage_judged(task, judged)
+    staged, refused = task.of_replay(judged)
     named = [sink.topics.manifest, sink.topics.schema]
     load = sink.load(fence)  # no file of it is older than the begin of the batch
     failed = {one.record for one in refused}

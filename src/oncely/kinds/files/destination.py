@@ -10,7 +10,6 @@ from functools import partial
 import pyarrow as pa
 
 from oncely.config import JsonDecode
-from oncely.kinds.base import Form
 from oncely.kinds.data_file import FileFormat
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
@@ -18,6 +17,7 @@ from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, FilesTopics
 from oncely.kinds.kind import Parts
 from oncely.kinds.partitions import parse_partition_by
+from oncely.kinds.rows import Form
 from oncely.kinds.staged_files import sampled
 from oncely.kinds.topic_destination import TopicDestination
 from oncely.kinds.topic_publishing import TopicReplay

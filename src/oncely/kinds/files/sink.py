@@ -25,7 +25,6 @@ from oncely.kafka import producer_settings as settings
 from oncely.kafka import topics
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import stage_rows
 from oncely.kinds.data_file import (
     FileFormat,
     Format,
@@ -232,7 +231,7 @@ class FilesSink:
 
     def stage(self, fence: Fence, batch_id: int, attempt: int, rows: Iterable[pa.Table]) -> Staged:
         """Write the rows that a Spark transform has made; in an executor."""
-        return stage_rows(self.staging(fence, batch_id, attempt), rows)
+        return self.staging(fence, batch_id, attempt).of_transform(rows)
 
     # -- the driver: a batch ---------------------------------------------------------------
 

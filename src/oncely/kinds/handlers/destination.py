@@ -12,11 +12,11 @@ import pyarrow as pa
 from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.errors import ConfigError
-from oncely.kinds.base import Discard, Form
-from oncely.kinds.destination import Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.destination import Discard, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import HandlersSink, OnError
 from oncely.kinds.kind import Parts
+from oncely.kinds.rows import Form
 from oncely.kinds.sql_ledger import (
     Needs,
     dead_letters,

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.core.batch import Rejection, Rewrite, Rewritten, replayed
+from oncely.core.batch import Rejection, Reprocessed, Rewrite, Rewritten, replayed
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
@@ -36,10 +36,10 @@ from oncely.kafka import topics
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.transaction import Message
 from oncely.kinds import topic_dead_letters as dead_letter_messages
-from oncely.kinds.base import LETTERS_STAY, Reprocessed, row_refused
 from oncely.kinds.kafka.form import digested, encode
 from oncely.kinds.kafka.format import SOURCE_HEADER
 from oncely.kinds.kafka.sink import KafkaSink
+from oncely.kinds.rows import LETTERS_STAY, row_refused
 from oncely.kinds.topic_dead_letters import DeadLetterReader, DeadLetterTopic, replaying
 from oncely.kinds.topic_publishing import ReplayOutput, TopicReplay
 from oncely.stores.topic.cluster import Cluster, PipelineTopics

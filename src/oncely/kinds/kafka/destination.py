@@ -13,13 +13,13 @@ import pyarrow as pa
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
-from oncely.kinds.base import Form
 from oncely.kinds.destination import SinkFacts
 from oncely.kinds.kafka.change import KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.settings import KafkaSinkSettings
 from oncely.kinds.kafka.sink import KafkaSink
+from oncely.kinds.rows import Form
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
 from oncely.kinds.topic_publishing import TopicReplay
 

@@ -25,9 +25,9 @@ from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import BATCH_HEAD, MessageColumns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.kinds.base import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, header_lists
+from oncely.kinds.rows import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.tables import keys_like_rows, rejections_of
 from oncely.kinds.topic_publishing import InTime, Load
 

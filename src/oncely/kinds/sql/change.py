@@ -36,8 +36,11 @@ import pyarrow as pa
 
 from oncely.core.batch import (
     Formed,
+    LockedDeadLetters,
     Reject,
     Rejection,
+    ReplayResult,
+    Reprocessed,
     Rewrite,
     Rewritten,
     add_up,
@@ -49,13 +52,7 @@ from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
-from oncely.kinds.base import (
-    LETTERS_STAY,
-    LockedDeadLetters,
-    ReplayResult,
-    Reprocessed,
-    row_refused,
-)
+from oncely.kinds.rows import LETTERS_STAY, row_refused
 from oncely.kinds.sql.form import as_stored
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import BoundTable

@@ -15,10 +15,10 @@ from oncely.core.batch import Reject
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import TableMismatch
-from oncely.kinds.base import Discard, Form
 from oncely.kinds.destination import (
     Check,
     Connections,
+    Discard,
     Inspection,
     LedgerState,
     Room,
@@ -26,6 +26,7 @@ from oncely.kinds.destination import (
     SinkPlan,
 )
 from oncely.kinds.kind import Parts
+from oncely.kinds.rows import Form
 from oncely.kinds.sql.form import form_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink, target_of

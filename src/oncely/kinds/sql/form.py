@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Chunk, Formed
 from oncely.core.digest import STORED, Kind, Recipe
-from oncely.kinds.base import DELETED, Form
+from oncely.kinds.rows import DELETED, Form
 from oncely.kinds.sql.table import BoundTable
 from oncely.kinds.tables import (
     refuse_missing_keys,

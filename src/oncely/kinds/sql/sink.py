@@ -20,7 +20,7 @@ from oncely.core.claim import Claim, Counts, Fence, Opened, PositionMoved, Query
 from oncely.core.digest import digest_sum
 from oncely.core.ranges import TopicPartition
 from oncely.errors import GivenUp, InvariantViolation, TableMismatch, WrongInput, check
-from oncely.kinds.base import NO_SINGLE_RECORD, digests_of, row_digests, row_refused
+from oncely.kinds.rows import NO_SINGLE_RECORD, digests_of, row_digests, row_refused
 from oncely.kinds.sql.form import prepare
 from oncely.kinds.sql.table import BoundTable, TableSpec, check_unaltered, create_tables, inspect
 from oncely.kinds.sql.write import RowWriter, write_rows

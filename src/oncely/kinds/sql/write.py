@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from oncely.core.batch import Formed, IntArray, Rejection
 from oncely.errors import TableMismatch, WrongInput
-from oncely.kinds.base import DELETED
+from oncely.kinds.rows import DELETED
 from oncely.kinds.sql.form import ORDINAL
 from oncely.kinds.sql.table import BoundTable, check_unaltered
 from oncely.stores.sql.connection import (
