@@ -183,7 +183,7 @@ class AvroFiles:
         Args:
             rows: of any schema that this one extends.
         """
-        if not self.schema:
+        if not len(self.schema):
             return partial(self._file, None)
         rows = conform(rows, self.schema)
         given = pa.schema([pa.field(f.name, _given(f.type)) for f in self.schema])
@@ -466,7 +466,7 @@ class ParquetFiles:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = storable(schema)
-        if not self.schema:
+        if not len(self.schema):
             raise TableMismatch("Parquet has no rows without columns", way_out='format = "avro"')
         self.avro = avro_schema_of(self.schema)
         self.id = schema_id(self.avro)
