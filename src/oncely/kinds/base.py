@@ -11,7 +11,7 @@ Every sink must have:
 For rows that belong to records it must have one of these, which ``Kind.commits`` names:
 
     CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.delivery``
-        absent        ``oncely work`` refuses ``sink.kind`` (``pipeline.working.refuse_unfit``)
+        absent        ``oncely work`` refuses ``sink.kind`` (``pipeline.guarantee.refuse_unfit``)
     StagesBatches     ``ranges``: tasks stage, the driver publishes: ``runtimes.batches.commit``
         absent        tasks commit chunks
 
@@ -36,9 +36,9 @@ For workers (``oncely work``) it may have, beside CommitsChunks:
 For records below the position ``kinds.destination.Destination`` may have these. What it refuses is
 a ConfigError with the key, the reason and the way out; so is a discard (``discarding``):
 
-    ReplaysDeadLetters   ``oncely rejects replay``: ``commit.replay``
+    ReplaysDeadLetters   ``oncely rejects replay``: ``commit.change``
         absent           ``Destination.check_replay`` and ``replaying`` refuse
-    RewritesRecords      ``oncely repair``, ``backfill``: ``commit.rewrite``, ``pipeline.repair``
+    RewritesRecords      ``oncely repair``, ``backfill``: ``commit.change``, ``pipeline.repair``
     RewritesTogether     the same, where rows do not contain their offset
         both absent      ``Destination.rewriting`` refuses
         in part          ``RewritesRecords.lacks`` tells the reason for a kind of damage
