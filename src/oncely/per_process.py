@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import weakref
@@ -17,7 +18,7 @@ class PerProcess(Generic[C]):
 
     A client has locks, sockets and threads that do not exist in a forked child. The child keeps its
     parent's until it ends: closing it would send a farewell in the parent's name, or wait for
-    threads that a fork does not copy.
+    threads that a fork does not copy. What was garbage at the fork is never collected there.
 
     Args:
         make: connects; picklable where the holder is.
@@ -81,6 +82,7 @@ _inherited: list[object] = []
 
 
 def _forked() -> None:
+    gc.freeze()  # also garbage: a collection that destroyed a librdkafka client would crash here
     for one in list(_all):
         one.forked()
 

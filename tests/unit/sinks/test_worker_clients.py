@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from oncely.garbage import no_gc
 from oncely.stores.topic import ledger
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.ledger import TopicLedger
@@ -73,3 +75,25 @@ def test_a_child_process_has_its_own_and_leaves_ours_alone(closed: list[Any]) ->
         os._exit(0 if task.cluster is not ours and not closed else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert task.cluster is ours
+
+
+class _Client:
+    """A client that nothing refers to but itself; it aborts a process that it is not of."""
+
+    def __init__(self) -> None:
+        self.me, self.process = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            os.abort()
+
+
+def test_a_child_process_destroys_no_client_that_is_garbage() -> None:
+    with no_gc():
+        _Client()
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    gc.collect()
