@@ -16,7 +16,8 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Judge, Reject, Reprocessed
+from oncely.core.batch import Reject
+from oncely.core.change import Judge, Reprocessed
 from oncely.kafka.topics import offsets
 from oncely.kinds.destination import Discard, LedgerState
 from oncely.kinds.kafka.change import replay_into_topics

@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Batch, Judge, Reject, StagedRowsGone
+from oncely.core.batch import Batch, Reject, StagedRowsGone
+from oncely.core.change import Judge
 from oncely.core.claim import Claim, Counts, Fence, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError, InvariantViolation, Stopped, Unavailable

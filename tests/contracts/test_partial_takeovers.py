@@ -15,7 +15,8 @@ import pytest
 from oncely.commit.change import replay
 from oncely.commit.path import pass_over
 from oncely.commit.run import CommitContext, OpenLedger, save
-from oncely.core.batch import Judge, Reject, Reprocessed
+from oncely.core.batch import Reject
+from oncely.core.change import Judge, Reprocessed
 from oncely.core.claim import (
     Budget,
     Claim,

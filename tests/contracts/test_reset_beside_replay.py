@@ -12,7 +12,8 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import Judge, Reject, Reprocessed
+from oncely.core.batch import Reject
+from oncely.core.change import Judge, Reprocessed
 from oncely.core.claim import Opened, Takeover
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer

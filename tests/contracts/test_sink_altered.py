@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.change import try_portion
-from oncely.core.batch import Batch, Reject, Reprocessed
+from oncely.core.batch import Batch, Reject
+from oncely.core.change import Reprocessed
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
 from oncely.errors import TableMismatch

@@ -16,7 +16,8 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
 from oncely.commit.delivery import Delivery
 from oncely.commit.path import pass_over
-from oncely.core.batch import Batch, Judge
+from oncely.core.batch import Batch
+from oncely.core.change import Judge
 from oncely.core.claim import Counts, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition

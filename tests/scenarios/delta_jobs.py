@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay as replay_letters
-from oncely.core.batch import Judge
+from oncely.core.change import Judge
 from oncely.core.claim import Fence, Takeover
 from oncely.errors import Fenced, Unavailable
 from oncely.kinds.delta.change import DeltaReplay, discard_letters

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
-from oncely.core.batch import (
-    Chunk,
+from oncely.core.batch import Chunk
+from oncely.core.change import (
     FileGroup,
     Judge,
     Produce,

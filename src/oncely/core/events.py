@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oncely.core.batch import RewriteKind
+from oncely.core.change import RewriteKind
 from oncely.core.claim import RangeKind
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 

@@ -54,18 +54,14 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
-from oncely.core.batch import (
-    Batch,
-    Chunk,
+from oncely.core.batch import Batch, Chunk, Packet, Rejection, Staged
+from oncely.core.change import (
     FileGroup,
     LockedDeadLetters,
-    Packet,
     Produce,
-    Rejection,
     Rewrite,
     RewriteKind,
     Rewritten,
-    Staged,
 )
 from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
 from oncely.core.ledger import Entry

@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from oncely.core.batch import Chunk, IntArray, Rejection, Reprocessed, Staged, StagedRowsGone
+from oncely.core.batch import Chunk, IntArray, Rejection, Staged, StagedRowsGone
+from oncely.core.change import Reprocessed
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import avro_schema_of, schema_id

@@ -35,16 +35,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
-from oncely.core.batch import (
-    Batch,
-    Containing,
-    LockedDeadLetters,
-    Reject,
-    Rejection,
-    ReplayResult,
-    Reprocessed,
-    StagedRowsGone,
-)
+from oncely.core.batch import Batch, Reject, Rejection, StagedRowsGone
+from oncely.core.change import Containing, LockedDeadLetters, ReplayResult, Reprocessed
 from oncely.core.claim import Amendment, Claim, Fence, PositionMoved
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import InvariantViolation, Unavailable, check

@@ -22,7 +22,8 @@ from oncely.commit import change as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.config.base import parse_seconds
-from oncely.core.batch import Judge, Reject, Rejection, Reprocessed
+from oncely.core.batch import Reject, Rejection
+from oncely.core.change import Judge, Reprocessed
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.errors import TopicMissing, WrongInput

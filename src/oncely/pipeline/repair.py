@@ -19,7 +19,8 @@ from oncely.audit.report import Finding
 from oncely.commit import change as commit
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import NOTHING, RecordsToRepair, entry_of, spans
-from oncely.core.batch import Chunk, FileGroup, Produce, Reject, RewriteKind, Rewritten, add_up
+from oncely.core.batch import Chunk, Reject
+from oncely.core.change import FileGroup, Produce, RewriteKind, Rewritten, add_up
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
 from oncely.errors import ConfigError, WrongInput

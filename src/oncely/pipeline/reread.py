@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pyarrow as pa
 
 from oncely.core import events
-from oncely.core.batch import Chunk, Reject, Rejection, RewriteKind, Rewritten, Tell, silent
+from oncely.core.batch import Chunk, Reject, Rejection
+from oncely.core.change import RewriteKind, Rewritten, Tell, silent
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import ConfigError, DataLost, WrongInput

@@ -230,7 +230,7 @@ def add_amendment(before: Totals | None, of: Totals, change: Counts) -> Totals:
 
 
 def covered_by(totals: Mapping[TopicPartition, Totals]) -> _Covered:
-    """Finds the offsets that are covered by totals, for :func:`oncely.core.batch.replayed`."""
+    """Finds the offsets that are covered by totals, for :func:`oncely.core.change.replayed`."""
     return _Covered(totals)
 
 

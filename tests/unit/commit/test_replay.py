@@ -10,7 +10,8 @@ import pytest
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.core.batch import LockedDeadLetters, Reject, ReplayResult, Reprocessed, StagedRowsGone
+from oncely.core.batch import Reject, StagedRowsGone
+from oncely.core.change import LockedDeadLetters, ReplayResult, Reprocessed
 from oncely.core.claim import PositionMoved
 from oncely.errors import InvariantViolation, Stopped, Unavailable
 from tests.replaytools import judging

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core import digest
-from oncely.core.batch import changed
+from oncely.core.change import changed
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.digest import (
     Kind,

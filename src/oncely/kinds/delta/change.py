@@ -37,16 +37,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import (
-    Chunk,
+from oncely.core.batch import Chunk, Reject, Rejection, Staged
+from oncely.core.change import (
     LockedDeadLetters,
-    Reject,
-    Rejection,
     ReplayResult,
     Reprocessed,
     Rewrite,
     Rewritten,
-    Staged,
     changed,
     replayed,
 )

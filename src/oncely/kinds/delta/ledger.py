@@ -20,7 +20,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.core.batch import Containing, Reject
+from oncely.core.batch import Reject
+from oncely.core.change import Containing
 from oncely.core.claim import (
     Amendment,
     Claim,

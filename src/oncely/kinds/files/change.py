@@ -37,19 +37,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from oncely.core.batch import (
-    Chunk,
-    FileGroup,
-    Produce,
-    Reject,
-    Rejection,
-    Reprocessed,
-    RewriteKind,
-    Rewritten,
-    Staged,
-    StagedRowsGone,
-    replayed,
-)
+from oncely.core.batch import Chunk, Reject, Rejection, Staged, StagedRowsGone
+from oncely.core.change import FileGroup, Produce, Reprocessed, RewriteKind, Rewritten, replayed
 from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize

@@ -27,7 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.admin import OffsetSpec
 
-from oncely.core.batch import Rejection, Reprocessed, Rewrite, Rewritten, replayed
+from oncely.core.batch import Rejection
+from oncely.core.change import Reprocessed, Rewrite, Rewritten, replayed
 from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
 from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize

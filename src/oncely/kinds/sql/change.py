@@ -34,11 +34,9 @@ from functools import partial, reduce
 
 import pyarrow as pa
 
-from oncely.core.batch import (
-    Formed,
+from oncely.core.batch import Formed, Reject, Rejection
+from oncely.core.change import (
     LockedDeadLetters,
-    Reject,
-    Rejection,
     ReplayResult,
     Reprocessed,
     Rewrite,
