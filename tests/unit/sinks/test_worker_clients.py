@@ -77,20 +77,17 @@ def test_a_child_process_has_its_own_and_leaves_ours_alone(closed: list[Any]) ->
     assert task.cluster is ours
 
 
-class _Client:
-    """A client that nothing refers to but itself; it aborts a process that it is not of."""
-
-    def __init__(self) -> None:
-        self.me, self.process = self, os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() != self.process:
-            os.abort()
-
-
 def test_a_child_process_destroys_no_client_that_is_garbage() -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.me, self.process = self, os.getpid()
+
+        def __del__(self) -> None:
+            if os.getpid() != self.process:
+                os.abort()
+
     with no_gc():
-        _Client()
+        Client()
         child = os.fork()
         if child == 0:
             gc.collect()
