@@ -126,3 +126,11 @@ def test_a_function_of_more_lines_is_noticed() -> None:
     body = "    pass\n" * (LONGEST - 1)
     text = f"@a\ndef fits():\n{body}\nasync def long():\n    1\n{body}"
     assert list(long_functions(text)) == [f"long: {LONGEST + 1} lines"]
+
+
+def test_offsets_of_a_group_are_asked_of_a_consumer() -> None:
+    """An admin client of librdkafka 2.16 crashes when the group's coordinator has moved."""
+    asking = [
+        f.name for f in SOURCE.rglob("*.py") if "list_consumer_group_offsets" in f.read_text()
+    ]
+    assert asking == []

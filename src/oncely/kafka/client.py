@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
+import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -88,6 +89,7 @@ OFFSETS_DELAYED = (
     KafkaError.UNSTABLE_OFFSET_COMMIT,
 )
 """The group's coordinator moves or starts, or an offset is pending in a transaction."""
+_OFFSETS_AGAIN = 0.05  # seconds
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 _UNTRUSTED = (
     "certificate verify failed",
@@ -345,6 +347,41 @@ def make(
         return kind(config, logger=LogRoute(error_state.secrets))
     except KafkaException as error:
         raise _refused(error_state.secrets.redact(error.args[0].str()), config) from None
+
+
+def committed_offsets(
+    consumer: Any, partitions: Iterable[TopicPartition], timeout: float, doing: str, brokers: str
+) -> list[Any]:
+    """The committed offsets of a consumer's group, as confluent-kafka's ``TopicPartition``; of
+    those without any the offset is negative.
+
+    For a consumer alone: librdkafka 2.16 ends the process by a signal if an admin client gets the
+    error that the group's coordinator has moved, or was created just now
+    (``rd_kafka_handle_OffsetFetch``).
+
+    Args:
+        consumer: with ``group.id``. With ``isolation.level`` read_committed it waits for offsets
+            that are pending in a transaction (KIP-447).
+        timeout: seconds to wait.
+        doing: for errors.
+
+    Raises:
+        ConfigError: the broker refuses the client.
+        Unavailable: a transaction stayed open, or no answer.
+    """
+    wanted = [ck.TopicPartition(*tp) for tp in partitions]
+    bad = None
+    for left in tries(timeout, _OFFSETS_AGAIN):
+        try:
+            found: list[Any] = consumer.committed(wanted, left)
+            bad = next((one.error for one in found if one.error), None)
+        except KafkaException as error:
+            bad = error.args[0]
+        if bad is None:
+            return found
+        if bad.code() not in OFFSETS_DELAYED:
+            break
+    raise classify_error(bad, doing, brokers)
 
 
 def refuse_strangers(brokers: str, kafka: Mapping[str, object]) -> None:

@@ -19,7 +19,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, SourceMismatch, TopicMissing, Unavailable, WrongInput
-from oncely.kafka.client import KafkaAdmin, largest_fetch
+from oncely.kafka.client import ErrorState, KafkaAdmin, committed_offsets, largest_fetch, make
 from oncely.kafka.group import GroupMember, members
 from oncely.kafka.reader import SILENCE, RecordReader
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, table_of
@@ -252,20 +252,22 @@ class KafkaSource:
     def mirrored(self, group: str) -> dict[TopicPartition, Position]:
         """The committed offsets of the group for these topics.
 
-        Raises:
-            Unavailable: no answer.
+        Raises the errors of :meth:`identity`.
         """
-        answer = self._asking.one(
-            f"read group {group!r}",
-            lambda client, wait: client.list_consumer_group_offsets(
-                [ck.ConsumerGroupTopicPartitions(group)], request_timeout=wait
-            ),
-            lambda answer: (one.error for one in answer.topic_partitions if one.error),
-        )[group]
+        # Uncommitted: offsets that are pending in a transaction are not awaited.
+        own = {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted",
+        }
+        with closing(
+            make(ck.Consumer, self.brokers, self.kafka, ErrorState(self.brokers), **own)
+        ) as consumer:
+            found = committed_offsets(
+                consumer, self.partitions(), self.timeout, f"read group {group!r}", self.brokers
+            )
         return {
-            TopicPartition(one.topic, one.partition): one.offset
-            for one in answer.topic_partitions
-            if one.topic in self.topics and one.offset >= 0
+            TopicPartition(one.topic, one.partition): one.offset for one in found if one.offset >= 0
         }
 
     def read(

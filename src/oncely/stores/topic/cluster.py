@@ -30,12 +30,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaException
 
 from oncely.core.ledger import Entry
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Stopped
-from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, KafkaAdmin, classify_error, make
+from oncely.kafka.client import ErrorState, KafkaAdmin, committed_offsets, make
 from oncely.kafka.producer_settings import producer_config
 from oncely.kafka.sender import Delivered, Plain, Producer
 from oncely.kafka.topics import TOGETHER, TopicLog, identified, ledger_partition, require_partitions
@@ -51,7 +50,6 @@ from oncely.stores.topic.records import (
     View,
     read_stamp,
 )
-from oncely.tries import tries
 
 log = logging.getLogger(__name__)
 
@@ -271,33 +269,22 @@ class Cluster:
             partitions: the partitions to read.
             stable: wait while one is pending in a transaction, as in :meth:`stable_offsets`.
 
-        Uses a consumer, not an admin client: librdkafka 2.16 crashes if an admin client gets the
-        error that the group's coordinator has moved.
-
         Raises:
             OlderFormat: an offset is of a version before the first release.
             Unavailable: a transaction stayed open, or no answer.
         """
-        doing = f"read the offsets of group {self.pipeline_topics.group!r}"
-        wanted = [ck.TopicPartition(*tp) for tp in partitions]
-        if not wanted:
+        topics = self.pipeline_topics
+        if not partitions:
             return {}
         with ExitStack() as own:
             if stable:
                 consumer = self._connected()
             else:
                 consumer = own.enter_context(closing(self._reader(stable=False)))
-            for left in tries(self.pipeline_topics.timeout, _AGAIN):
-                try:
-                    found = consumer.committed(wanted, left)
-                    bad = next((one.error for one in found if one.error), None)
-                except KafkaException as error:
-                    bad = error.args[0]
-                if bad is None:
-                    return self._stamped(found)
-                if bad.code() not in OFFSETS_DELAYED:
-                    break
-            raise classify_error(bad, doing, self.pipeline_topics.brokers)
+            doing = f"read the offsets of group {topics.group!r}"
+            return self._stamped(
+                committed_offsets(consumer, partitions, topics.timeout, doing, topics.brokers)
+            )
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """Every position that is known to be committed. It may have moved since.
