@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,7 +27,9 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_unfit
+from oncely.kinds.tables import SOURCE_COLUMNS
+from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_spark, refuse_unfit
+from oncely.secrets import redact
 from oncely.stores.document import same_topics
 
 if TYPE_CHECKING:
@@ -77,6 +79,22 @@ class SourceFacts:
 
 
 @dataclass(frozen=True)
+class Impossible:
+    """An operation that this pipeline does not permit.
+
+    Attributes:
+        operation: a command, which may name the kind of damage; or ``transform.spark``.
+        key, reason, way_out: of the error with which it refuses; a kind of damage has only a
+            reason.
+    """
+
+    operation: str
+    key: str
+    reason: str
+    way_out: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The result of ``oncely plan``; unknown values are None or empty."""
 
@@ -93,6 +111,7 @@ class Plan:
     acls: tuple[str, ...] = ()
     denied: bool = False
     notes: tuple[str, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
     sample: Trial | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,6 +125,8 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The result as JSON-able values."""
         done = asdict(self)
+        if not self.impossible:
+            del done["impossible"]
         if self.connections is not None:
             done["connections"]["total"] = self.connections.total
         if self.sink is not None:
@@ -174,9 +195,53 @@ class _Planner:
             ),
             denied=self.inspection.denied,
             notes=tuple(self.inspection.notes),
+            impossible=tuple(self._impossible(schema)),
             sample=tried,
             settings=self.settings.describe(),
         )
+
+    def _impossible(self, schema: pa.Schema | None) -> Iterator[Impossible]:
+        """What the commands would refuse; not what the plan names as a problem."""
+        told = {one.message for one in self.inspection.problems}
+        for operation, check in self._operations(schema):
+            found: object = None
+            try:
+                found = check()
+            except WrongInput as error:
+                problem, way_out = redact(error.problem), redact(error.way_out)
+                if problem not in told:
+                    yield Impossible(operation, error.key, problem, way_out)
+            except OncelyError:  # no answer: not known
+                continue
+            if isinstance(found, Mapping):
+                yield from (Impossible(f"{operation} of {kind} records", "", reason, "")
+                            for kind, reason in found.items())  # fmt: skip
+
+    def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The operations, each with what refuses it; without those that would ask a silent server
+        or need columns that are not known."""
+        from oncely.audit.of_pipeline import check_audit
+        from oncely.pipeline.reread import check_rewrite
+
+        settings, to = self.settings, self.pipeline.destination
+        names = SOURCE_COLUMNS.names if schema is None else schema.names
+        sink = partial(to.sink, pa.schema([]) if schema is None else schema)
+
+        def works() -> None:
+            refuse_unfit(settings)
+            sink()
+
+        yield "oncely run", sink
+        yield "oncely work", works
+        if not self.unanswered:
+            yield "oncely rejects replay", to.check_replay
+            yield "oncely rejects discard", to.discarding
+            if schema is not None or settings.by_spark:
+                yield "oncely repair", partial(check_rewrite, self.pipeline, "repair")
+                yield "oncely backfill", partial(check_rewrite, self.pipeline, "backfill")
+        offsets = set(SOURCE_COLUMNS.names) <= set(names)
+        yield "oncely audit", partial(check_audit, settings, offsets=offsets)
+        yield "transform.spark", partial(refuse_spark, settings)
 
     @property
     def _sink_key(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from oncely.config.offsets import (
     ZooKeeperOffsets,
 )
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
@@ -145,17 +146,22 @@ class StoredDestination:
         """Begin a replay, exactly once whatever the pipeline's delivery is."""
         return self.inner.replaying(schema)
 
-    def rewriting(
-        self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
         """Refused: positions that do not move with the rows say nothing about them."""
-        del schema
+        del schema, kind
         raise ConfigError(
             "offsets.store",
             "the positions do not move in the transaction of the rows: which records are committed"
             " is not certain",
             way_out='repair with offsets.store = "ledger", while the pipeline is stopped',
         )
+
+    def rewriting(
+        self, schema: pa.Schema, kind: RewriteKind
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+        """Refused."""
+        self.check_rewrite(schema, kind)
+        return self.inner.rewriting(schema, kind)
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect the destination and the store."""

@@ -34,6 +34,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kafka import topics
+from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.transaction import Message
 from oncely.kinds import topic_dead_letters as dead_letter_messages
@@ -98,16 +99,44 @@ def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str
         )
 
 
-_LACKS: Mapping[str, str] = {
-    "lost": "",
+def check_output(sink: KafkaSink) -> None:
+    """Refuse a topic that does not have all records, or that keeps the last one of a key.
+
+    Raises:
+        ConfigError: it is compacted.
+        TableMismatch: it was recreated.
+        WrongInput: its first records were deleted.
+    """
+    ours, admin, output = sink.pipeline_topics, sink.cluster.admin, [sink.form.target]
+    refuse_compacted(sink, topics.described(admin, output))
+    if not topics.missing(admin, [ours.ledger_topic]) and (known := sink.cluster.look().pipeline):
+        same_outputs(known, topics.ids(admin, output), ours.pipeline)
+    first = _offsets(admin, sink.form.target, OffsetSpec.earliest())
+    if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
+        raise WrongInput(
+            f"{', '.join(gone)}: the first records were deleted: whether a record was among"
+            " them, or is lost, can't be told",
+            way_out="a topic without retention can be repaired",
+        )
+
+
+def _offsets(admin: KafkaAdmin, topic: str, spec: Any) -> dict[TopicPartition, Position]:
+    """An offset of each partition; the latest one is the high watermark."""
+    known = topics.identified(admin, topic)
+    here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
+    wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
+    return topics.offsets(admin, doing, wanted, committed=False)
+
+
+LACKS: Mapping[str, str] = {
     "duplicated": "a surplus copy can't be removed from a topic: let its readers keep one record of"
     " each oncely.source, or write all of it into a new topic after `oncely offsets reset`",
     "altered": "a record can't be replaced in a topic: send a corrected one from the source, or"
     " write all of it into a new topic after `oncely offsets reset`",
     "unexpected": "a record can't be removed from a topic: let its readers skip it, or write all of"
     " it into a new topic after `oncely offsets reset`",
-    "backfill": "a record can't be replaced in a topic",
 }
+"""The kinds of damage that can't be repaired in a topic, with the reason."""
 _PAGE = 1 << 16  # offsets
 
 
@@ -179,26 +208,6 @@ class KafkaRewrites:
         self._cluster.close()
         self.sink.close()
 
-    def check(self) -> None:
-        """Refuse a topic that does not have all records, or that keeps the last one of a key."""
-        topic, known = self._topic, self._cluster.look().pipeline
-        refuse_compacted(self.sink, [topic])
-        if known is not None:
-            same_outputs(
-                known, topics.ids(self._cluster.admin, [topic]), self.sink.pipeline_topics.pipeline
-            )
-        first = self._offsets(topic, OffsetSpec.earliest())
-        if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
-            raise WrongInput(
-                f"{', '.join(gone)}: the first records were deleted: whether a record was among"
-                " them, or is lost, can't be told",
-                way_out="a topic without retention can be repaired",
-            )
-
-    def lacks(self, kind: str) -> str:
-        """All but lost records."""
-        return _LACKS[kind]
-
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present positions."""
         return self.sink.cluster.committed()
@@ -217,7 +226,7 @@ class KafkaRewrites:
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Send the records that are lost still."""
         if work.kind != "repair":
-            raise InvariantViolation(_LACKS["backfill"])
+            raise InvariantViolation("a backfill of a topic")
         names = [self._topic, self.sink.rejects_topic]
         sizes = self.sink.largest(names)
         identity = self._cluster.keys.replayer
@@ -254,7 +263,7 @@ class KafkaRewrites:
         self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
     ) -> NoReturn:
         """Never asked for."""
-        raise InvariantViolation(f"{partition} {offsets} {expected}: {_LACKS['unexpected']}")
+        raise InvariantViolation(f"{partition} {offsets} {expected}: {LACKS['unexpected']}")
 
     # -- parts ---------------------------------------------------------------------------------
 
@@ -277,13 +286,13 @@ class KafkaRewrites:
     def _lost(self, work: Rewrite) -> list[int]:
         """The offsets that have neither a record in the output nor a dead letter that waits."""
         tp, letters = work.partition, DeadLetterTopic(self._cluster, self.sink.rejects_topic)
-        self._sources.read(self._offsets(self._topic, OffsetSpec.latest()))
+        self._sources.read(_offsets(self._cluster.admin, self._topic, OffsetSpec.latest()))
         wanted = [at for one in work.offsets for at in range(one.start, one.end)]
         wanted = [at for at in wanted if (tp, at) not in self._sources]
         position = letters.position(certain=True)
         if position is None or not wanted:
             return wanted
-        ends = self._offsets(self.sink.rejects_topic, OffsetSpec.latest())
+        ends = _offsets(self._cluster.admin, self.sink.rejects_topic, OffsetSpec.latest())
         with closing(
             DeadLetterReader(self._cluster.pipeline_topics, position, ends).letters()
         ) as waiting:
@@ -297,10 +306,3 @@ class KafkaRewrites:
             [] if before is None else before.backfilled,
         )  # fmt: skip
         return Message(ledger_value(record), self._cluster.keys.rewritten_key(work.partition))
-
-    def _offsets(self, topic: str, spec: Any) -> dict[TopicPartition, Position]:
-        """An offset of each partition; the latest one is the high watermark."""
-        known = topics.identified(self._cluster.admin, topic)
-        here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
-        wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
-        return topics.offsets(self._cluster.admin, doing, wanted, committed=False)
