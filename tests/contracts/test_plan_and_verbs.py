@@ -83,7 +83,7 @@ CASES = {
     "upsert": Case(POSTGRES | UPSERT, {REPLAY, *REWRITES}),
     "upsert with a version": Case(SQLITE | UPSERT | {"version": "name"}, set()),
     "upsert without offsets": Case(
-        SQLITE | UPSERT | {"version": "name", "keep_source": False}, {"oncely audit"}
+        SQLITE | UPSERT | {"version": "name", "keep_source": False}, {"oncely audit", REPAIR}
     ),
     "rows that others refer to": Case(SQLITE, REWRITES, after=refer_to_rows),
     "a weaker delivery": Case(SQLITE, {"oncely work", *REWRITES}, WEAK),
@@ -179,7 +179,7 @@ def refused(settings: Settings, case: Case) -> Told:
         "oncely work": lambda: pipeline.work("latest"),
         REPLAY: pipeline.replay,
         DISCARD: lambda: pipeline.discard(RejectFilter()),
-        REPAIR: lambda: pipeline.repair([]),
+        REPAIR: lambda: (pipeline.repair([]), pipeline.audit()),  # as the command does
         "oncely backfill": lambda: pipeline.backfill({}),
         "oncely audit": pipeline.audit,
         "transform.spark": lambda: parse(spark),

@@ -224,12 +224,18 @@ class _Planner:
         from oncely.pipeline.reread import check_rewrite
 
         settings, to = self.settings, self.pipeline.destination
-        names = SOURCE_COLUMNS.names if schema is None else schema.names
+        kept = schema is None or set(SOURCE_COLUMNS.names) <= set(schema.names)
+        audits = partial(check_audit, settings, offsets=kept)
         sink = partial(to.sink, pa.schema([]) if schema is None else schema)
 
         def works() -> None:
             refuse_unfit(settings)
             sink()
+
+        def repairs() -> Mapping[str, str]:
+            lacks = check_rewrite(self.pipeline, "repair")
+            audits()
+            return lacks
 
         yield "oncely run", sink
         yield "oncely work", works
@@ -237,10 +243,9 @@ class _Planner:
             yield "oncely rejects replay", to.check_replay
             yield "oncely rejects discard", to.discarding
             if schema is not None or settings.by_spark:
-                yield "oncely repair", partial(check_rewrite, self.pipeline, "repair")
+                yield "oncely repair", repairs
                 yield "oncely backfill", partial(check_rewrite, self.pipeline, "backfill")
-        offsets = set(SOURCE_COLUMNS.names) <= set(names)
-        yield "oncely audit", partial(check_audit, settings, offsets=offsets)
+        yield "oncely audit", audits
         yield "transform.spark", partial(refuse_spark, settings)
 
     @property
