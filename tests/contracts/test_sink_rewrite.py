@@ -21,7 +21,6 @@ from oncely.core.digest import digest_sum, row_digests
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped, WrongInput
 from oncely.kinds.sql.change import SqlReplay, SqlRewrites
-from oncely.kinds.sql.destination import check_deletion
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql_ledger import discard_letters
 from oncely.stores.sql.connection import close_all
@@ -351,14 +350,14 @@ def test_rows_that_others_depend_on(place: Place) -> None:
         f" kafka_partition {type_}, kafka_offset {type_}){strict}"
     )
     bound, _ = ready(sink_to(place, keep_source=True))
-    check_deletion(bound)
+    SqlRewrites(bound).check()
     for number, action in enumerate(("NO ACTION", "CASCADE")):
         place.sql(
             f"CREATE TABLE notes{number}"
             f" (row_id {type_} REFERENCES rows (id) ON DELETE {action}){strict}"
         )
     with pytest.raises(WrongInput, match=r"rows of \S*notes1 refer to"):
-        check_deletion(bound)
+        SqlRewrites(bound).check()
 
 
 @pytest.fixture
@@ -391,7 +390,7 @@ def test_rows_that_a_policy_may_hide(on_postgres: Place, loader: Place) -> None:
     on_postgres.sql("ALTER TABLE rows ENABLE ROW LEVEL SECURITY")
     on_postgres.sql(f"CREATE POLICY own ON rows TO {user} USING (id > 3)")
     with pytest.raises(WrongInput, match=r"row-level security of .*rows may hide rows"):
-        check_deletion(sink_to(loader, keep_source=True, create=False))
+        SqlRewrites(sink_to(loader, keep_source=True, create=False).bind()).check()
 
 
 # -- killed, and answers lost --------------------------------------------------------------------

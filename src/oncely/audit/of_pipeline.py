@@ -232,32 +232,18 @@ def _no_rows(*_: object) -> NoReturn:
 def _table(settings: PipelineSettings, expected: Expected | None, _: bool) -> Evidence | SqlContent:
     sink: Any = settings.sink
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
-    offsets, recipe = _of_records(settings), "" if expected is None else expected.recipe
+    offsets = sink.keep_source is not False and not settings.by_spark
+    recipe = "" if expected is None else expected.recipe
     return open_evidence(settings.name, dialect, sink.table, offsets=offsets, recipe=recipe)
 
 
-def _of_records(settings: PipelineSettings) -> bool:
-    """True if a SQL table's columns with offsets are those of records."""
-    return getattr(settings.sink, "keep_source", None) is not False and not settings.by_spark
-
-
-def _check_table(settings: PipelineSettings, offsets: bool) -> None:
-    if not (offsets and _of_records(settings)):
-        _refuse_upsert(settings, "table")
-
-
-def _check_delta(settings: PipelineSettings, offsets: bool) -> None:
-    if not offsets:
-        _refuse_upsert(settings, "url")
-
-
-def _refuse_upsert(settings: PipelineSettings, key: str) -> None:
+def _check_rows(settings: PipelineSettings, offsets: bool) -> None:
     sink: Any = settings.sink
-    if sink.mode == "upsert":
+    if sink.mode == "upsert" and not offsets:
         raise WrongInput(
-            f"{getattr(sink, key)} does not contain the offsets of its rows, and without them the"
+            f"{sink.target} does not contain the offsets of its rows, and without them the"
             " rows of an upsert can't be told apart",
-            key=f"sink.{key}",
+            key="sink.table" if hasattr(sink, "table") else "sink.url",
             way_out="add the columns kafka_topic, kafka_partition and kafka_offset, and read the"
             " topic again: `oncely offsets reset FILE --to-earliest --execute`; or compare by --id",
         )
@@ -298,7 +284,7 @@ class Reader:
 
 
 READERS: Mapping[str, Reader] = {
-    "sql": Reader(_table, window_of_database, _check_table, database, sqlite_rows),
+    "sql": Reader(_table, window_of_database, _check_rows, database, sqlite_rows),
     "kafka": Reader(
         lambda settings, *_: open_kafka(settings), window_of_topics, _check_topic, rows=topic_rows
     ),
@@ -308,7 +294,7 @@ READERS: Mapping[str, Reader] = {
     "delta": Reader(
         lambda settings, _, download: open_delta(settings, download=download),
         window_of_delta,
-        _check_delta,
+        _check_rows,
         table_of_delta,
     ),
     "handlers": Reader(_no_rows, window_of_database, _no_rows, rows=_no_rows),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.kinds.tables import SOURCE_COLUMNS
+from oncely.kinds.tables import keeps_source
 from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_spark, refuse_unfit
 from oncely.secrets import redact
 from oncely.stores.document import same_topics
@@ -203,47 +203,37 @@ class _Planner:
     def _impossible(self, schema: pa.Schema | None) -> Iterator[Impossible]:
         """What the commands would refuse; not what the plan names as a problem."""
         told = {one.message for one in self.inspection.problems}
-        for operation, check in self._operations(schema):
-            found: object = None
+        for operation, *checks in self._operations(schema):
             try:
-                found = check()
+                found = [check() for check in checks]
             except WrongInput as error:
                 problem, way_out = redact(error.problem), redact(error.way_out)
                 if problem not in told:
                     yield Impossible(operation, error.key, problem, way_out)
             except OncelyError:  # no answer: not known
-                continue
-            if isinstance(found, Mapping):
-                yield from (Impossible(f"{operation} of {kind} records", "", reason, "")
-                            for kind, reason in found.items())  # fmt: skip
+                pass
+            else:
+                lacks = found[0] if isinstance(found[0], Mapping) else {}
+                for kind, reason in lacks.items():
+                    yield Impossible(f"{operation} of {kind} records", "", reason, "")
 
-    def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[Any, ...]]:
         """The operations, each with what refuses it; without those that would ask a silent server
         or need columns that are not known."""
         from oncely.audit.of_pipeline import check_audit
         from oncely.pipeline.reread import check_rewrite
 
         settings, to = self.settings, self.pipeline.destination
-        kept = schema is None or set(SOURCE_COLUMNS.names) <= set(schema.names)
+        kept = not settings.by_spark and (schema is None or keeps_source(schema))
         audits = partial(check_audit, settings, offsets=kept)
         sink = partial(to.sink, pa.schema([]) if schema is None else schema)
-
-        def works() -> None:
-            refuse_unfit(settings)
-            sink()
-
-        def repairs() -> Mapping[str, str]:
-            lacks = check_rewrite(self.pipeline, "repair")
-            audits()
-            return lacks
-
         yield "oncely run", sink
-        yield "oncely work", works
+        yield "oncely work", partial(refuse_unfit, settings), sink
         if not self.unanswered:
             yield "oncely rejects replay", to.check_replay
             yield "oncely rejects discard", to.discarding
             if schema is not None or settings.by_spark:
-                yield "oncely repair", repairs
+                yield "oncely repair", partial(check_rewrite, self.pipeline, "repair"), audits
                 yield "oncely backfill", partial(check_rewrite, self.pipeline, "backfill")
         yield "oncely audit", audits
         yield "transform.spark", partial(refuse_spark, settings)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.kinds.base import ReplaysDeadLetters, Sink
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
     Destination,
@@ -146,7 +147,7 @@ class StoredDestination:
         """Begin a replay, exactly once whatever the pipeline's delivery is."""
         return self.inner.replaying(schema)
 
-    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
         """Refused: positions that do not move with the rows say nothing about them."""
         del schema, kind
         raise ConfigError(
@@ -156,12 +157,9 @@ class StoredDestination:
             way_out='repair with offsets.store = "ledger", while the pipeline is stopped',
         )
 
-    def rewriting(
-        self, schema: pa.Schema, kind: RewriteKind
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
         """Refused."""
         self.check_rewrite(schema, kind)
-        return self.inner.rewriting(schema, kind)
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect the destination and the store."""

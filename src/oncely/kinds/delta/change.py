@@ -70,29 +70,6 @@ _READABLE = (
 )
 
 
-def check_replacing(sink: DeltaSink) -> None:
-    """Refuse a table whose rows can't be removed by replacing files.
-
-    Raises:
-        WrongInput: it is append-only, or has deletion vectors.
-    """
-    table = sink.tables.load()
-    if table is None:
-        return
-    if table.metadata().configuration.get("delta.appendOnly") == "true":
-        raise WrongInput(
-            "delta.appendOnly is set, and a repair removes rows",
-            key="sink.url",
-            way_out="unset the property for the repair",
-        )
-    if "deletionVectors" in (table.protocol().writer_features or ()):
-        raise WrongInput(
-            "the table has deletion vectors, which a rewrite would lose",
-            key="sink.url",
-            way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
-        )
-
-
 @dataclass(frozen=True)
 class DeltaRewrites:
     """Rewrites rows that contain their record's offset.
@@ -102,6 +79,28 @@ class DeltaRewrites:
     """
 
     sink: DeltaSink
+
+    def check(self) -> None:
+        """Refuse a table whose rows can't be removed by replacing files.
+
+        Raises:
+            WrongInput: it is append-only, or has deletion vectors.
+        """
+        table = self.sink.tables.load()
+        if table is None:
+            return
+        if table.metadata().configuration.get("delta.appendOnly") == "true":
+            raise WrongInput(
+                "delta.appendOnly is set, and a repair removes rows",
+                key="sink.url",
+                way_out="unset the property for the repair",
+            )
+        if "deletionVectors" in (table.protocol().writer_features or ()):
+            raise WrongInput(
+                "the table has deletion vectors, which a rewrite would lose",
+                key="sink.url",
+                way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
+            )
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present entries of the ledger."""

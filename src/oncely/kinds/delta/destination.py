@@ -15,12 +15,7 @@ from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
 from oncely.decode.schema import refuse_other_capitals
-from oncely.kinds.delta.change import (
-    DeltaReplay,
-    DeltaRewrites,
-    check_replacing,
-    discard_letters,
-)
+from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
@@ -123,7 +118,7 @@ class DeltaDestination(TableDestination):
         table whose files can't be replaced."""
         del kind
         self.check_origin(tells=keeps_source(schema))
-        check_replacing(self.bare_sink)
+        DeltaRewrites(self.bare_sink).check()
         return {}
 
     def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[DeltaRewrites]:

@@ -34,7 +34,6 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kafka import topics
-from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.transaction import Message
 from oncely.kinds import topic_dead_letters as dead_letter_messages
@@ -97,35 +96,6 @@ def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str
             " `oncely rejects list --json` has them. If old records are harmless, set the"
             " topic's cleanup.policy to delete for the replay",
         )
-
-
-def check_output(sink: KafkaSink) -> None:
-    """Refuse a topic that does not have all records, or that keeps the last one of a key.
-
-    Raises:
-        ConfigError: it is compacted.
-        TableMismatch: it was recreated.
-        WrongInput: its first records were deleted.
-    """
-    ours, admin, output = sink.pipeline_topics, sink.cluster.admin, [sink.form.target]
-    refuse_compacted(sink, topics.described(admin, output))
-    if not topics.missing(admin, [ours.ledger_topic]) and (known := sink.cluster.look().pipeline):
-        same_outputs(known, topics.ids(admin, output), ours.pipeline)
-    first = _offsets(admin, sink.form.target, OffsetSpec.earliest())
-    if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
-        raise WrongInput(
-            f"{', '.join(gone)}: the first records were deleted: whether a record was among"
-            " them, or is lost, can't be told",
-            way_out="a topic without retention can be repaired",
-        )
-
-
-def _offsets(admin: KafkaAdmin, topic: str, spec: Any) -> dict[TopicPartition, Position]:
-    """An offset of each partition; the latest one is the high watermark."""
-    known = topics.identified(admin, topic)
-    here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
-    wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
-    return topics.offsets(admin, doing, wanted, committed=False)
 
 
 LACKS: Mapping[str, str] = {
@@ -208,6 +178,21 @@ class KafkaRewrites:
         self._cluster.close()
         self.sink.close()
 
+    def check(self) -> None:
+        """Refuse a topic that does not have all records, or that keeps the last one of a key."""
+        topic, ours, admin = self._topic, self.sink.pipeline_topics, self._cluster.admin
+        refuse_compacted(self.sink, topics.described(admin, [topic]))
+        there = topics.described(admin, [ours.ledger_topic])
+        if there and (known := self._cluster.look().pipeline):
+            same_outputs(known, topics.ids(admin, [topic]), ours.pipeline)
+        first = self._offsets(topic, OffsetSpec.earliest())
+        if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
+            raise WrongInput(
+                f"{', '.join(gone)}: the first records were deleted: whether a record was among"
+                " them, or is lost, can't be told",
+                way_out="a topic without retention can be repaired",
+            )
+
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present positions."""
         return self.sink.cluster.committed()
@@ -286,13 +271,13 @@ class KafkaRewrites:
     def _lost(self, work: Rewrite) -> list[int]:
         """The offsets that have neither a record in the output nor a dead letter that waits."""
         tp, letters = work.partition, DeadLetterTopic(self._cluster, self.sink.rejects_topic)
-        self._sources.read(_offsets(self._cluster.admin, self._topic, OffsetSpec.latest()))
+        self._sources.read(self._offsets(self._topic, OffsetSpec.latest()))
         wanted = [at for one in work.offsets for at in range(one.start, one.end)]
         wanted = [at for at in wanted if (tp, at) not in self._sources]
         position = letters.position(certain=True)
         if position is None or not wanted:
             return wanted
-        ends = _offsets(self._cluster.admin, self.sink.rejects_topic, OffsetSpec.latest())
+        ends = self._offsets(self.sink.rejects_topic, OffsetSpec.latest())
         with closing(
             DeadLetterReader(self._cluster.pipeline_topics, position, ends).letters()
         ) as waiting:
@@ -306,3 +291,10 @@ class KafkaRewrites:
             [] if before is None else before.backfilled,
         )  # fmt: skip
         return Message(ledger_value(record), self._cluster.keys.rewritten_key(work.partition))
+
+    def _offsets(self, topic: str, spec: Any) -> dict[TopicPartition, Position]:
+        """An offset of each partition; the latest one is the high watermark."""
+        known = topics.identified(self._cluster.admin, topic)
+        here = [TopicPartition(topic, number) for number in range(known[1] if known else 0)]
+        wanted, doing = dict.fromkeys(here, spec), f"read the ends of {topic!r}"
+        return topics.offsets(self._cluster.admin, doing, wanted, committed=False)

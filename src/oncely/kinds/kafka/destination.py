@@ -15,13 +15,7 @@ from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
 from oncely.kinds.destination import SinkFacts
-from oncely.kinds.kafka.change import (
-    LACKS,
-    KafkaRewrites,
-    check_output,
-    refuse_compacted,
-    replay_into_topics,
-)
+from oncely.kinds.kafka.change import LACKS, KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.settings import KafkaSinkSettings
@@ -129,8 +123,8 @@ class KafkaDestination(TopicDestination[KafkaSink]):
                 "a record can't be replaced in a topic",
                 way_out="write into a new topic",
             )
-        with closing(self.bare_sink) as sink:
-            check_output(sink)
+        with closing(KafkaRewrites(self.bare_sink)) as rewrites:
+            rewrites.check()
         return LACKS
 
     def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> closing[KafkaRewrites]:

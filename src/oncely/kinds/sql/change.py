@@ -55,7 +55,7 @@ from oncely.kinds.sql.form import as_stored
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import BoundTable
 from oncely.kinds.sql.write import write_rows
-from oncely.kinds.sql_ledger import Refused
+from oncely.kinds.sql_ledger import Refused, session
 from oncely.kinds.tables import SOURCE_COLUMNS
 from oncely.stores.sql.connection import (
     BadData,
@@ -83,6 +83,33 @@ class SqlRewrites:
 
     sink: SqlSink
     unfit: TableMismatch | None = None
+
+    def check(self) -> None:
+        """Refuse a table in which a deletion would not do what it says.
+
+        Raises:
+            WrongInput: rows may be hidden from this user, or others would be deleted with them.
+        """
+        dialect, table = self.sink.dialect, self.sink.wanted.table
+        with session(self.sink.ledger) as look:
+            if look is None:
+                return
+            if dialect.barred(look, table, deletes=True):
+                raise WrongInput(
+                    f"row-level security of {table} may hide rows from the role in"
+                    " sink.url: a row that is not deleted would be there twice",
+                    key="sink.table",
+                    way_out="use a role with BYPASSRLS",
+                )
+            others = dialect.cascades(look, table)
+        if others:
+            raise WrongInput(
+                f"rows of {', '.join(others)} refer to {table}, and would be deleted"
+                " or changed with its rows (ON DELETE)",
+                key="sink.table",
+                way_out="drop the foreign key for the repair; without an action, only records with"
+                " rows that others refer to are left as they are",
+            )
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present entries of the ledger."""

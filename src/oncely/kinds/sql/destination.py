@@ -15,7 +15,7 @@ from oncely.core.batch import Reject
 from oncely.core.change import RewriteKind
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
-from oncely.errors import TableMismatch, WrongInput
+from oncely.errors import TableMismatch
 from oncely.kinds.destination import (
     Check,
     Connections,
@@ -92,34 +92,6 @@ def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
             statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
             names = tuple(topics)
         return bool(connection.query(f"{statement} LIMIT 1", names))
-
-
-def check_deletion(sink: SqlSink) -> None:
-    """Refuse a table in which a deletion would not do what it says.
-
-    Raises:
-        WrongInput: rows may be hidden from this user, or others would be deleted with them.
-    """
-    dialect, table = sink.dialect, sink.wanted.table
-    with session(sink.ledger) as connection:
-        if connection is None:
-            return
-        if dialect.barred(connection, table, deletes=True):
-            raise WrongInput(
-                f"row-level security of {table} may hide rows from the role in sink.url: a row that"
-                " is not deleted would be there twice",
-                key="sink.table",
-                way_out="use a role with BYPASSRLS",
-            )
-        others = dialect.cascades(connection, table)
-    if others:
-        raise WrongInput(
-            f"rows of {', '.join(others)} refer to {table}, and would be deleted or changed with"
-            " its rows (ON DELETE)",
-            key="sink.table",
-            way_out="drop the foreign key for the repair; without an action, only records with rows"
-            " that others refer to are left as they are",
-        )
 
 
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
@@ -205,9 +177,11 @@ class SqlDestination(TableDestination):
     def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
         """Refuse rows that do not contain their record's offset, unless they are an upsert's, which
         needs a version; and a table from which they can't be deleted."""
+        from oncely.kinds.sql.change import SqlRewrites
+
         del kind
         self.check_origin(tells=keeps_source(schema) or self.given.mode == "upsert")
-        check_deletion(self.bare_sink)
+        SqlRewrites(self.bare_sink).check()
         return {}
 
     def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[SqlRewrites]:
