@@ -111,7 +111,8 @@ def test_the_screen_of_a_later_start_tells_of_no_first_run(world: World) -> None
 def test_the_screen_says_what_commands_refuse(world: World) -> None:
     """One line for one reason, with the way out; and nothing where nothing is refused."""
     assert "  can't  " not in oncely("plan", world.file()).stdout
-    file = world.file(sink={"mode": "upsert", "keys": ["id"]})
+    key = {"format": "json", "schema": "id BIGINT NOT NULL"}
+    file = world.file(sink={"mode": "upsert", "keys": ["id"]}, decode={"key": key})
     said = " ".join(oncely("plan", file).stdout.split())
     assert " can't oncely rejects replay, repair, backfill: sink.version: is missing: a" in said
     assert "; name a column that grows with each change;" in said
