@@ -17,7 +17,8 @@ from confluent_kafka import Producer
 
 from oncely.audit import kafka
 from oncely.audit.engine import ByOffset
-from oncely.audit.kafka import KafkaGroup, KafkaOffsets, open_kafka
+from oncely.audit.kafka import KafkaGroup, KafkaOffsets
+from oncely.audit.of_pipeline import evidence_of
 from oncely.audit.report import Report
 from oncely.commit.path import pass_over
 from oncely.config import parse
@@ -98,7 +99,9 @@ class World:
             }
         )
         assert isinstance(settings.sink, KafkaSinkSettings)
-        return open_kafka(settings)
+        found = evidence_of(settings)
+        assert isinstance(found, KafkaOffsets | KafkaGroup)
+        return found
 
     def audit(self, **more: Any) -> Compared:
         found = self.evidence()

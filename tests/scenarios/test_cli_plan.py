@@ -108,6 +108,19 @@ def test_the_screen_of_a_later_start_tells_of_no_first_run(world: World) -> None
     assert "first run" not in said
 
 
+def test_the_screen_says_what_commands_refuse(world: World) -> None:
+    """One line for one reason, with the way out; and nothing where nothing is refused."""
+    assert "  can't  " not in oncely("plan", world.file()).stdout
+    key = {"format": "json", "schema": "id BIGINT NOT NULL"}
+    file = world.file(sink={"mode": "upsert", "keys": ["id"]}, decode={"key": key})
+    said = " ".join(oncely("plan", file).stdout.split())
+    assert " can't oncely rejects replay, repair, backfill: sink.version: is missing: a" in said
+    assert "; name a column that grows with each change;" in said
+    (replay, *_, backfill) = oncely_json("plan", file)["impossible"]
+    assert replay == backfill | {"operation": "oncely rejects replay"}
+    assert set(replay) == {"operation", "key", "reason", "way_out"}
+
+
 def test_all_problems_are_told_at_once(world: World) -> None:
     world.sql("CREATE TABLE rows (id date)")
     file = world.file(source={"topics": [world.topic, "nowhere"]}, sink={"create": False})

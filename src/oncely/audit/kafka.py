@@ -34,7 +34,6 @@ from oncely.config import PipelineSettings
 from oncely.core.claim import SKIPPED
 from oncely.core.digest import Kind, Recipe, row_digests
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.errors import ConfigError
 from oncely.kafka.records import headers_of
 
 SOURCE_HEADER = "oncely.source"
@@ -188,17 +187,10 @@ def open_kafka(settings: PipelineSettings) -> KafkaOffsets | KafkaGroup:
     """A snapshot of an output topic.
 
     Raises:
-        ConfigError: the topics of the records are in a column, so that they are not known.
         SourceMismatch: the pipeline never ran.
         Unavailable: no answer; or without headers, the pipeline commits all the time.
     """
     sink: Any = settings.sink
-    if sink.topic is None:
-        raise ConfigError(
-            "sink.topic_column",
-            "an audit is not possible: the topics that records were written to are not known",
-            way_out="audit a pipeline with sink.topic",
-        )
     source, topic = settings.source, sink.topic
     topics = Topics(source.brokers, source.kafka_properties())
     reader = _Reader(topics, topic, sink.ledger_topic, settings.name, keep_source=sink.keep_source)

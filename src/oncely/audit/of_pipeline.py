@@ -169,8 +169,28 @@ def evidence_of(
         expected: knows the columns of today's rows, for a history without digests.
         download: read the rows of files and Delta tables.
 
+    Raises the errors of :func:`check_audit`, and those of the kind's reader.
+    """
+    found = check_audit(settings).evidence(settings, expected, download)
+    if isinstance(found, SqlContent | DeltaGroups):
+        try:
+            check_audit(settings, offsets=False)
+        except WrongInput:
+            found.close()
+            raise
+    return found
+
+
+def check_audit(settings: PipelineSettings, *, offsets: bool = True) -> Reader:
+    """Refuse a pipeline that can't be audited; asks no server.
+
+    Args:
+        settings: the pipeline's.
+        offsets: False if a table lacks the columns with the offsets of records.
+
     Raises:
         ConfigError: positions and rows are in two stores, or there is no evidence of this sink.
+        WrongInput: rows of an upsert do not contain the offsets of their records.
     """
     if settings.offsets.store != "ledger":
         raise ConfigError(
@@ -179,7 +199,9 @@ def evidence_of(
             " both, so nothing can be compared",
             way_out="an audit needs the sink's own ledger",
         )
-    return reader_of(settings).evidence(settings, expected, download)
+    reader = reader_of(settings)
+    reader.check(settings, offsets)
+    return reader
 
 
 def window_of(settings: PipelineSettings) -> Window:
@@ -212,30 +234,30 @@ def _table(settings: PipelineSettings, expected: Expected | None, _: bool) -> Ev
     dialect = dialect_for(sink.url.get_secret_value(), sink.connect_timeout)
     offsets = sink.keep_source is not False and not settings.by_spark
     recipe = "" if expected is None else expected.recipe
-    found = open_evidence(settings.name, dialect, sink.table, offsets=offsets, recipe=recipe)
-    if isinstance(found, SqlContent) and sink.mode == "upsert":
-        found.close()
-        raise _nameless(f"sink.table: {sink.table}")
-    return found
+    return open_evidence(settings.name, dialect, sink.table, offsets=offsets, recipe=recipe)
 
 
-def _delta(
-    settings: PipelineSettings, _: Expected | None, download: bool
-) -> DeltaOffsets | DeltaGroups:
+def _check_rows(settings: PipelineSettings, offsets: bool) -> None:
     sink: Any = settings.sink
-    found = open_delta(settings, download=download)
-    if isinstance(found, DeltaGroups) and sink.mode == "upsert":
-        raise _nameless(f"sink.url: {sink.url}")
-    return found
+    if sink.mode == "upsert" and not offsets:
+        raise WrongInput(
+            f"{sink.target} does not contain the offsets of its rows, and without them the"
+            " rows of an upsert can't be told apart",
+            key="sink.table" if hasattr(sink, "table") else "sink.url",
+            way_out="add the columns kafka_topic, kafka_partition and kafka_offset, and read the"
+            " topic again: `oncely offsets reset FILE --to-earliest --execute`; or compare by --id",
+        )
 
 
-def _nameless(table: str) -> WrongInput:
-    return WrongInput(
-        f"{table} does not contain the offsets of its rows, and without them the rows of an upsert"
-        " can't be told apart",
-        way_out="add the columns kafka_topic, kafka_partition and kafka_offset, and read the"
-        " topic again: `oncely offsets reset FILE --to-earliest --execute`",
-    )
+def _check_topic(settings: PipelineSettings, offsets: bool) -> None:
+    del offsets
+    sink: Any = settings.sink
+    if sink.topic is None:
+        raise ConfigError(
+            "sink.topic_column",
+            "an audit is not possible: the topics that records were written to are not known",
+            way_out="audit a pipeline with sink.topic",
+        )
 
 
 @dataclass(frozen=True)
@@ -246,6 +268,8 @@ class Reader:
         evidence: a snapshot of the rows and the ledger. It takes the settings, what knows the
             columns of today's rows, and whether rows of files are read.
         window: the ledger, for a comparison by identity.
+        check: refuses a pipeline whose destination it can't compare. It takes the settings, and
+            whether rows of a table contain the offsets of their records.
         dataset: the destination for Spark's own readers, by ``[sink]``; None if none of them gives
             its rows.
         rows: its present rows, where Spark has no reader. It takes the session, the settings, the
@@ -254,18 +278,26 @@ class Reader:
 
     evidence: Callable[[PipelineSettings, Expected | None, bool], Found]
     window: Callable[[PipelineSettings], Window]
+    check: Callable[[PipelineSettings, bool], None] = lambda *_: None
     dataset: Callable[[Any], Dataset | None] = lambda _: None
     rows: Rows | None = None
 
 
 READERS: Mapping[str, Reader] = {
-    "sql": Reader(_table, window_of_database, database, sqlite_rows),
-    "kafka": Reader(lambda settings, *_: open_kafka(settings), window_of_topics, rows=topic_rows),
+    "sql": Reader(_table, window_of_database, _check_rows, database, sqlite_rows),
+    "kafka": Reader(
+        lambda settings, *_: open_kafka(settings), window_of_topics, _check_topic, rows=topic_rows
+    ),
     "files": Reader(
         lambda settings, _, download: open_files(settings, download=download), window_of_files
     ),
-    "delta": Reader(_delta, window_of_delta, table_of_delta),
-    "handlers": Reader(_no_rows, window_of_database, rows=_no_rows),
+    "delta": Reader(
+        lambda settings, _, download: open_delta(settings, download=download),
+        window_of_delta,
+        _check_rows,
+        table_of_delta,
+    ),
+    "handlers": Reader(_no_rows, window_of_database, _no_rows, rows=_no_rows),
 }
 """By the kind of the destination."""
 

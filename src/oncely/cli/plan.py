@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
 from oncely.cli.screen import LEFT, REST, RIGHT, cell, short, show
+from oncely.core.ranges import grouped
 from oncely.errors import ConfigError
 from oncely.kinds.destination import Connections, PlanProblem, SinkFacts, TopicPlan
-from oncely.pipeline.planning import Plan, SourceFacts
+from oncely.pipeline.planning import Impossible, Plan, SourceFacts
 from oncely.wording import plural
 
 if TYPE_CHECKING:
@@ -101,8 +102,18 @@ def _facts(plan: Plan) -> None:
     rows += [("executor", f"{one.host}: {one.python}, oncely {one.oncely or 'missing'}")
              for one in plan.executors or ()]  # fmt: skip
     rows += [("note", Text(screen.redact(one), style="yellow")) for one in plan.notes]
+    rows += [("" if at else "can't", one) for at, one in enumerate(_impossible(plan.impossible))]
     screen.out.print()
     _labelled(rows)
+
+
+def _impossible(found: Iterable[Impossible]) -> Iterator[str]:
+    """A line for each reason, with the operations that it makes impossible."""
+    by_reason = grouped(((one.key, one.reason, one.way_out), one.operation) for one in found)
+    for (key, reason, way_out), operations in by_reason.items():
+        verbs = ", ".join(operations).replace(", oncely ", ", ")
+        about = "" if key in ("", *operations) else f"{key}: "
+        yield screen.redact("; ".join(filter(None, (f"{verbs}: {about}{reason}", way_out))))
 
 
 def _source(source: SourceFacts) -> list[tuple[str, str | Text]]:

@@ -22,6 +22,7 @@ from oncely.errors import WrongInput
 from oncely.kafka.start import parse_moment
 from oncely.pipeline import Pipeline
 from oncely.pipeline.repair import Impossible, Repaired
+from oncely.pipeline.reread import check_rewrite
 from oncely.wording import counted, plural
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
@@ -37,6 +38,7 @@ def repair_file(asked: verbs.Repair) -> Result:
     """
     pipeline, most = opened(asked.file, imports=True), asked.max_removed
     name = pipeline.settings.name
+    check_rewrite(pipeline, "repair")  # an audit may take long
     chosen = None if asked.report is None else findings_of(asked.report, name)
     audited = pipeline.audit()
     found, code = [replace(one, detail="") for one in audited.findings], audited.exit_code

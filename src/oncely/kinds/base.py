@@ -37,13 +37,16 @@ For records below the position ``kinds.destination.Destination`` may have these.
 a ConfigError with the key, the reason and the way out; so is a discard (``discarding``):
 
     ReplaysDeadLetters   ``oncely rejects replay``: ``commit.change``
-        absent           ``Destination.check_replay`` and ``replaying`` refuse
+        absent           ``Destination.check_replay`` refuses
     RewritesRecords      ``oncely repair``, ``backfill``: ``commit.change``, ``pipeline.repair``
     RewritesTogether     the same, where rows do not contain their offset
-        both absent      ``Destination.rewriting`` refuses
-        in part          ``RewritesRecords.lacks`` tells the reason for a kind of damage
+        both absent      ``Destination.check_rewrite`` refuses
+        in part          it returns the reason for each kind of damage that can't be repaired
     EndsRefusals         after a repair whose audit is clean: ``pipeline.parts.Parts.end_refusal``
         absent           no start refuses the destination (``LedgerState.refused`` is empty)
+
+``oncely plan`` calls what refuses, and shows each operation that is not possible with the reason
+(``pipeline.planning``).
 """
 
 from __future__ import annotations
@@ -321,13 +324,6 @@ class Rewrites(Protocol):
     It may be used beside a run, and never moves a position.
     """
 
-    def check(self) -> None:
-        """Refuse a destination in which a rewrite would do something else.
-
-        Raises:
-            WrongInput: the reason, and the way out.
-        """
-
     def entries(self) -> Mapping[TopicPartition, Entry]:
         """The present entries of the ledger."""
 
@@ -335,13 +331,6 @@ class Rewrites(Protocol):
 class RewritesRecords(Rewrites, Protocol):
     """Rewrites of single records, where the destination tells which rows are theirs. A rewrite
     leaves the same state however often it is repeated."""
-
-    def lacks(self, kind: str) -> str:
-        """The reason why damage of a kind can't be repaired here; empty if it can.
-
-        Args:
-            kind: lost, duplicated, altered or unexpected; or backfill, for that.
-        """
 
     def committed(self, partition: TopicPartition, within: OffsetRange) -> Sequence[OffsetRange]:
         """The committed ranges that overlap a range, by the present history."""

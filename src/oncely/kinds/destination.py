@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import pyarrow as pa
 
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
 from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
@@ -310,14 +311,26 @@ class Destination(Protocol):
             TableMismatch: the destination does not accept the rows.
         """
 
-    def rewriting(
-        self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
-        """Begin a repair or backfill, for rows of these columns.
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+        """Refuse a repair or backfill, for rows of these columns; writes nothing. What a first
+        start creates may be missing.
+
+        Returns:
+            The kinds of damage that can't be repaired (lost, duplicated, altered, unexpected), each
+                with the reason.
 
         Raises:
             ConfigError: the destination can't tell which rows a record has produced, or can't
                 remove them.
+            WrongInput: a rewrite would do something else there.
+        """
+
+    def rewriting(
+        self, schema: pa.Schema, kind: RewriteKind
+    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+        """Begin a repair or backfill that :meth:`check_rewrite` permits.
+
+        Raises:
             TableMismatch: the destination does not accept the rows.
         """
 

@@ -101,8 +101,9 @@ class TableDestination(ABC):
                 way_out="name a column that grows with each change; or delete the rejects by SQL",
             )
 
-    def check_rewrite(self, *, tells: bool) -> None:
-        """Refuse an upsert without a version, and rows of which none ``tells`` its record."""
+    def check_origin(self, *, tells: bool) -> None:
+        """Refuse to rewrite an upsert without a version, and rows of which none ``tells`` its
+        record."""
         self.check_replay()
         if not tells:
             raise ConfigError(
@@ -124,17 +125,11 @@ class TableDestination(ABC):
             kept: rows contain the offset of their record.
         """
         given, names = self.given, ", ".join(SOURCE_COLUMNS.names)
-        if not kept and given.mode == "upsert":
-            yield f"{table} has no columns {names}: an audit compares such an upsert by --id only"
-        elif not kept and not self.settings.by_spark and given.keep_source is None:
+        by_ranges = given.mode == "append" and given.keep_source is None
+        if not kept and by_ranges and not self.settings.by_spark:
             yield (
                 f"{table} has no columns {names}: its rows don't name their records, and an audit"
                 " compares ranges of them only"
-            )
-        if given.mode == "upsert" and given.version is None:
-            yield (
-                "`oncely repair` and `oncely backfill` of an upsert need sink.version, which is"
-                " unset"
             )
         if others := [name for name, kind in kinds.items() if kind is None]:
             yield f"no digest covers the values of {', '.join(others)}: {why}"

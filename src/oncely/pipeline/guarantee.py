@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from oncely.config import PipelineSettings
-from oncely.config.pipeline import Delivery
+from oncely.config.pipeline import Delivery, TransformSettings
 from oncely.errors import ConfigError
 from oncely.kinds.kind import Kind, kind_of
 
@@ -197,6 +197,19 @@ def refuse_unfit(settings: PipelineSettings) -> None:
             f"found {settings.delivery!r}; a worker delivers exactly once",
             way_out='write delivery = "exactly_once", or start it by `oncely run`',
         )
+
+
+def refuse_spark(settings: PipelineSettings) -> None:
+    """Refuse a Spark transform, if the destination would.
+
+    Raises:
+        ConfigError: the first problem of the pipeline file with such a transform.
+    """
+    known, spark = settings.sink.problems(settings), TransformSettings(spark="module:function")
+    changed = settings.model_copy(update={"transform": spark})
+    for one in settings.sink.problems(changed):
+        if one not in known:
+            raise ConfigError(one.below, one.text, way_out=one.way_out)
 
 
 _STORES = {

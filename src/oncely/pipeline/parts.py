@@ -441,6 +441,6 @@ class Parts:
         """
         from oncely.kinds.base import EndsRefusals
 
-        with self.destination.rewriting(self.row_schema()) as rewrites:
+        with self.destination.rewriting(self.row_schema(), "repair") as rewrites:
             if isinstance(rewrites, EndsRefusals):
                 rewrites.end_refusal(refused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -27,7 +27,9 @@ from oncely.kinds.destination import (
     SinkPlan,
     TopicPlan,
 )
-from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_unfit
+from oncely.kinds.tables import keeps_source
+from oncely.pipeline.guarantee import Guarantee, guarantee_of, refuse_spark, refuse_unfit
+from oncely.secrets import redact
 from oncely.stores.document import same_topics
 
 if TYPE_CHECKING:
@@ -77,6 +79,22 @@ class SourceFacts:
 
 
 @dataclass(frozen=True)
+class Impossible:
+    """An operation that this pipeline does not permit.
+
+    Attributes:
+        operation: a command, which may name the kind of damage; or ``transform.spark``.
+        key, reason, way_out: of the error with which it refuses; a kind of damage has only a
+            reason.
+    """
+
+    operation: str
+    key: str
+    reason: str
+    way_out: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """The result of ``oncely plan``; unknown values are None or empty."""
 
@@ -93,6 +111,7 @@ class Plan:
     acls: tuple[str, ...] = ()
     denied: bool = False
     notes: tuple[str, ...] = ()
+    impossible: tuple[Impossible, ...] = ()
     sample: Trial | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,6 +125,8 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The result as JSON-able values."""
         done = asdict(self)
+        if not self.impossible:
+            del done["impossible"]
         if self.connections is not None:
             done["connections"]["total"] = self.connections.total
         if self.sink is not None:
@@ -174,9 +195,48 @@ class _Planner:
             ),
             denied=self.inspection.denied,
             notes=tuple(self.inspection.notes),
+            impossible=tuple(self._impossible(schema)),
             sample=tried,
             settings=self.settings.describe(),
         )
+
+    def _impossible(self, schema: pa.Schema | None) -> Iterator[Impossible]:
+        """What the commands would refuse; not what the plan names as a problem."""
+        told = {one.message for one in self.inspection.problems}
+        for operation, *checks in self._operations(schema):
+            try:
+                found = [check() for check in checks]
+            except WrongInput as error:
+                problem, way_out = redact(error.problem), redact(error.way_out)
+                if problem not in told:
+                    yield Impossible(operation, error.key, problem, way_out)
+            except OncelyError:  # no answer: not known
+                pass
+            else:
+                lacks = found[0] if isinstance(found[0], Mapping) else {}
+                for kind, reason in lacks.items():
+                    yield Impossible(f"{operation} of {kind} records", "", reason, "")
+
+    def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[Any, ...]]:
+        """The operations, each with what refuses it; without those that would ask a silent server
+        or need columns that are not known."""
+        from oncely.audit.of_pipeline import check_audit
+        from oncely.pipeline.reread import check_rewrite
+
+        settings, to = self.settings, self.pipeline.destination
+        kept = not settings.by_spark and (schema is None or keeps_source(schema))
+        audits = partial(check_audit, settings, offsets=kept)
+        sink = partial(to.sink, pa.schema([]) if schema is None else schema)
+        yield "oncely run", sink
+        yield "oncely work", partial(refuse_unfit, settings), sink
+        if not self.unanswered:
+            yield "oncely rejects replay", to.check_replay
+            yield "oncely rejects discard", to.discarding
+            if schema is not None or settings.by_spark:
+                yield "oncely repair", partial(check_rewrite, self.pipeline, "repair"), audits
+                yield "oncely backfill", partial(check_rewrite, self.pipeline, "backfill")
+        yield "oncely audit", audits
+        yield "transform.spark", partial(refuse_spark, settings)
 
     @property
     def _sink_key(self) -> str:

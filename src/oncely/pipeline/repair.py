@@ -23,7 +23,7 @@ from oncely.core.batch import Chunk, Reject
 from oncely.core.change import FileGroup, Produce, RewriteKind, Rewritten, add_up
 from oncely.core.claim import NO_RECORDS
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped, normalize
-from oncely.errors import ConfigError, WrongInput
+from oncely.errors import WrongInput
 from oncely.kinds.base import RewritesRecords, RewritesTogether
 from oncely.pipeline.reread import RepairContext, records_gone, rewriting
 
@@ -140,7 +140,7 @@ def repair(
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.repair`."""
     found = [replace(one, detail="") for one in found]  # of a place, not of a text
-    with rewriting(pipeline, events, execute=execute, progress=progress) as work:
+    with rewriting(pipeline, "repair", events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, RewritesTogether):
             return repair_together(work, found, max_removed)
         return _repair_records(work, found, max_removed)
@@ -241,8 +241,8 @@ def _impossible(
     tp, offset = one.partition, one.offset
     assert tp is not None  # noqa: S101 - for mypy
     assert offset is not None  # noqa: S101
-    if reason := work.sink.lacks(one.kind):
-        return reason
+    if one.kind in work.lacks:
+        return work.lacks[one.kind]
     if tp not in work.positions:
         return "the pipeline has no position in this partition: the rows may be of another pipeline"
     record = records.get(offset)
@@ -270,7 +270,7 @@ def backfill(
     events: str | Path | None,
 ) -> Repaired:
     """See :meth:`oncely.pipeline.Pipeline.backfill`."""
-    with rewriting(pipeline, events, execute=execute, progress=progress) as work:
+    with rewriting(pipeline, "backfill", events, execute=execute, progress=progress) as work:
         if isinstance(work.sink, RewritesTogether):
             return backfill_together(work, ranges)
         return _backfill_records(work, ranges)
@@ -279,8 +279,6 @@ def backfill(
 def _backfill_records(
     work: RepairContext[RewritesRecords], ranges: Mapping[TopicPartition, OffsetRange]
 ) -> Repaired:
-    if reason := work.sink.lacks("backfill"):
-        raise ConfigError("sink.kind", reason, way_out="write into a new topic")
     total = commit.NOTHING
     planned = {tp: _committed_part(work, tp, one) for tp, one in sorted(ranges.items())}
     planned = {tp: one for tp, one in planned.items() if not one.is_empty}

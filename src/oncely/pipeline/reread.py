@@ -43,6 +43,7 @@ class RepairContext(Generic[S]):
         ends: the end of each partition.
         compacted: the compacted topics.
         deletes: the tombstones of an upsert; None of another destination.
+        lacks: the kinds of damage that can't be repaired there, with the reason.
         tell: is called after each transaction.
         execute: write; otherwise a dry run.
         progress: called with the number of offsets after every transaction.
@@ -56,6 +57,7 @@ class RepairContext(Generic[S]):
     ends: Mapping[TopicPartition, Position]
     compacted: frozenset[str]
     deletes: Deletes | None
+    lacks: Mapping[str, str]
     tell: Tell
     execute: bool
     progress: Callable[[int], None]
@@ -128,15 +130,11 @@ class Deletes:
         return {offset for offset, stays in stay.items() if not stays}
 
 
-@contextmanager
-def rewriting(
-    pipeline: Parts,
-    path: str | Path | None,
-    *,
-    execute: bool,
-    progress: Callable[[int], None],
-) -> Iterator[RepairContext[Any]]:
-    """Check the pipeline, and begin; what is rewritten is appended to an event log."""
+def check_rewrite(pipeline: Parts, kind: RewriteKind) -> Mapping[str, str]:
+    """Refuse a pipeline whose rows can't be repaired, or backfilled; writes nothing.
+
+    Returns and raises what :meth:`oncely.kinds.destination.Destination.check_rewrite` does.
+    """
     if pipeline.settings.delivery != "exactly_once":
         raise ConfigError(
             "delivery",
@@ -151,11 +149,24 @@ def rewriting(
             " record has produced",
             way_out="reset the positions and write into a new table",
         )
+    return pipeline.destination.check_rewrite(pipeline.row_schema(), kind)
+
+
+@contextmanager
+def rewriting(
+    pipeline: Parts,
+    kind: RewriteKind,
+    path: str | Path | None,
+    *,
+    execute: bool,
+    progress: Callable[[int], None],
+) -> Iterator[RepairContext[Any]]:
+    """Check the pipeline, and begin; what is rewritten is appended to an event log."""
+    lacks = check_rewrite(pipeline, kind)
     _same_source(pipeline)
     source, schema = pipeline.source, pipeline.row_schema()
     with ExitStack() as stack:
-        sink = stack.enter_context(pipeline.destination.rewriting(schema))
-        sink.check()
+        sink = stack.enter_context(pipeline.destination.rewriting(schema, kind))
         tell: Tell = silent
         if path is not None and execute:
             log = EventLog(path, pipeline.settings.name, pipeline.secrets)
@@ -169,6 +180,7 @@ def rewriting(
             source.stable_end(),
             frozenset(source.compacted()),
             _deletes(pipeline, stack),
+            lacks,
             tell,
             execute,
             progress,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -20,10 +21,11 @@ from oncely.config.offsets import (
     ZooKeeperOffsets,
 )
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
+from oncely.kinds.base import ReplaysDeadLetters, Sink
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
     Destination,
@@ -145,17 +147,19 @@ class StoredDestination:
         """Begin a replay, exactly once whatever the pipeline's delivery is."""
         return self.inner.replaying(schema)
 
-    def rewriting(
-        self, schema: pa.Schema
-    ) -> AbstractContextManager[RewritesRecords | RewritesTogether]:
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
         """Refused: positions that do not move with the rows say nothing about them."""
-        del schema
+        del schema, kind
         raise ConfigError(
             "offsets.store",
             "the positions do not move in the transaction of the rows: which records are committed"
             " is not certain",
             way_out='repair with offsets.store = "ledger", while the pipeline is stopped',
         )
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
+        """Refused."""
+        self.check_rewrite(schema, kind)
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
         """Inspect the destination and the store."""

@@ -228,7 +228,10 @@ def of_file() -> Pipeline:
 REFUSED: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     "run": (lambda one: one.sink(one.row_schema()), "oncely work module:app"),
     "replay": (lambda one: one.destination.check_replay(), "can't be replayed"),
-    "repair": (lambda one: one.destination.rewriting(one.row_schema()), "can't be repaired"),
+    "repair": (
+        lambda one: one.destination.check_rewrite(one.row_schema(), "repair"),
+        "can't be repaired",
+    ),
 }
 
 

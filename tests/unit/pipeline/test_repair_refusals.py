@@ -59,7 +59,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 )
 def test_destinations_that_can_not_be_rewritten(sink: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
-        pipeline(sink).destination.rewriting(SCHEMA)
+        pipeline(sink).destination.check_rewrite(SCHEMA, "repair")
     assert refused.value.way_out
 
 
@@ -73,7 +73,7 @@ def test_an_upsert_without_a_version() -> None:
         },
     )
     with pytest.raises(ConfigError, match=r"sink\.version: is missing"):
-        upsert.destination.rewriting(SCHEMA)
+        upsert.destination.check_rewrite(SCHEMA, "repair")
 
 
 def test_positions_in_a_store(tmp_path: Any) -> None:
@@ -83,4 +83,4 @@ def test_positions_in_a_store(tmp_path: Any) -> None:
         offsets={"store": "file", "path": str(tmp_path / "positions")},
     )
     with pytest.raises(ConfigError, match=r"offsets\.store: the positions do not move"):
-        stored.destination.rewriting(SCHEMA)
+        stored.destination.check_rewrite(SCHEMA, "repair")

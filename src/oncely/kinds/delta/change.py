@@ -102,11 +102,6 @@ class DeltaRewrites:
                 way_out="purge and disable them for the repair (REORG TABLE … APPLY (PURGE))",
             )
 
-    def lacks(self, kind: str) -> str:
-        """Nothing: files are replaced."""
-        del kind
-        return ""
-
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present entries of the ledger."""
         return self.sink.ledger.positions(Fence(self.sink.pipeline, 0))

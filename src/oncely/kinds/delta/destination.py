@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import pyarrow as pa
 
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
 from oncely.decode.avro_names import storable
@@ -112,9 +113,17 @@ class DeltaDestination(TableDestination):
         sink.prepare()
         return nullcontext(DeltaReplay(sink))
 
-    def rewriting(self, schema: pa.Schema) -> nullcontext[DeltaRewrites]:
-        """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
-        self.check_rewrite(tells=keeps_source(schema))
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+        """Refuse rows that do not contain their record's offset, an upsert without a version, and a
+        table whose files can't be replaced."""
+        del kind
+        self.check_origin(tells=keeps_source(schema))
+        DeltaRewrites(self.bare_sink).check()
+        return {}
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[DeltaRewrites]:
+        """Begin a rewrite."""
+        del kind
         return nullcontext(DeltaRewrites(self.sink(schema)))
 
     def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:

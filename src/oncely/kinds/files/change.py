@@ -82,9 +82,6 @@ class FilesRewrites:
         self._letters.close()
         self.sink.close()
 
-    def check(self) -> None:
-        """Nothing to refuse: what can't be rewritten is told of each group."""
-
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present positions."""
         return self.sink.cluster.committed()

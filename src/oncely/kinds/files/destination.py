@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -10,6 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from oncely.config import JsonDecode
+from oncely.core.change import RewriteKind
 from oncely.kinds.data_file import FileFormat
 from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
@@ -93,8 +94,14 @@ class FilesDestination(TopicDestination[FilesSink]):
         sink.prepare()
         return closing(replay_into_files(sink))
 
-    def rewriting(self, schema: pa.Schema) -> closing[FilesRewrites]:
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+        """Nothing to refuse: what can't be rewritten is told of each group of files."""
+        del schema, kind
+        return {}
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> closing[FilesRewrites]:
         """Begin a rewrite of whole files."""
+        del kind
         sink = self.sink(schema)
         sink.prepare()
         return closing(FilesRewrites(sink))

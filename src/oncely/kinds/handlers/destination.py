@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from oncely.context import TRACE
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError
 from oncely.kinds.destination import Discard, Inspection, LedgerState, SinkFacts, SinkPlan
 from oncely.kinds.handlers.settings import HandlersSinkSettings
@@ -108,19 +109,23 @@ class HandlersDestination:
         """None: there is no replay."""
         return None
 
-    def check_replay(self) -> None:
+    def check_replay(self) -> NoReturn:
         """Refuse."""
         self._refuse("replayed", "`oncely offsets reset` and the handler can do records again")
 
     def replaying(self, schema: pa.Schema) -> NoReturn:
         """Refuse."""
         del schema
-        self._refuse("replayed", "`oncely offsets reset` and the handler can do records again")
+        self.check_replay()
 
-    def rewriting(self, schema: pa.Schema) -> NoReturn:
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
         """Refuse."""
-        del schema
+        del schema, kind
         self._refuse("repaired", "only the handler knows what its records have done")
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
+        """Refuse."""
+        self.check_rewrite(schema, kind)
 
     def _refuse(self, verb: str, way_out: str) -> NoReturn:
         raise ConfigError("sink.kind", f"what handlers have done can't be {verb}", way_out=way_out)

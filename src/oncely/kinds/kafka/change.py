@@ -98,16 +98,15 @@ def refuse_compacted(sink: KafkaSink, names: Mapping[str, object] | Sequence[str
         )
 
 
-_LACKS: Mapping[str, str] = {
-    "lost": "",
+LACKS: Mapping[str, str] = {
     "duplicated": "a surplus copy can't be removed from a topic: let its readers keep one record of"
     " each oncely.source, or write all of it into a new topic after `oncely offsets reset`",
     "altered": "a record can't be replaced in a topic: send a corrected one from the source, or"
     " write all of it into a new topic after `oncely offsets reset`",
     "unexpected": "a record can't be removed from a topic: let its readers skip it, or write all of"
     " it into a new topic after `oncely offsets reset`",
-    "backfill": "a record can't be replaced in a topic",
 }
+"""The kinds of damage that can't be repaired in a topic, with the reason."""
 _PAGE = 1 << 16  # offsets
 
 
@@ -181,12 +180,11 @@ class KafkaRewrites:
 
     def check(self) -> None:
         """Refuse a topic that does not have all records, or that keeps the last one of a key."""
-        topic, known = self._topic, self._cluster.look().pipeline
-        refuse_compacted(self.sink, [topic])
-        if known is not None:
-            same_outputs(
-                known, topics.ids(self._cluster.admin, [topic]), self.sink.pipeline_topics.pipeline
-            )
+        topic, ours, admin = self._topic, self.sink.pipeline_topics, self._cluster.admin
+        refuse_compacted(self.sink, topics.described(admin, [topic]))
+        there = topics.described(admin, [ours.ledger_topic])
+        if there and (known := self._cluster.look().pipeline):
+            same_outputs(known, topics.ids(admin, [topic]), ours.pipeline)
         first = self._offsets(topic, OffsetSpec.earliest())
         if gone := [str(tp) for tp, at in sorted(first.items()) if at]:
             raise WrongInput(
@@ -194,10 +192,6 @@ class KafkaRewrites:
                 " them, or is lost, can't be told",
                 way_out="a topic without retention can be repaired",
             )
-
-    def lacks(self, kind: str) -> str:
-        """All but lost records."""
-        return _LACKS[kind]
 
     def entries(self) -> dict[TopicPartition, Entry]:
         """The present positions."""
@@ -217,7 +211,7 @@ class KafkaRewrites:
     def rewrite(self, work: Rewrite) -> Rewritten:
         """Send the records that are lost still."""
         if work.kind != "repair":
-            raise InvariantViolation(_LACKS["backfill"])
+            raise InvariantViolation("a backfill of a topic")
         names = [self._topic, self.sink.rejects_topic]
         sizes = self.sink.largest(names)
         identity = self._cluster.keys.replayer
@@ -254,7 +248,7 @@ class KafkaRewrites:
         self, partition: TopicPartition, offsets: Sequence[OffsetRange], expected: Entry
     ) -> NoReturn:
         """Never asked for."""
-        raise InvariantViolation(f"{partition} {offsets} {expected}: {_LACKS['unexpected']}")
+        raise InvariantViolation(f"{partition} {offsets} {expected}: {LACKS['unexpected']}")
 
     # -- parts ---------------------------------------------------------------------------------
 

@@ -10,11 +10,12 @@ from typing import Literal
 
 import pyarrow as pa
 
+from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
 from oncely.kinds.destination import SinkFacts
-from oncely.kinds.kafka.change import KafkaRewrites, refuse_compacted, replay_into_topics
+from oncely.kinds.kafka.change import LACKS, KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
 from oncely.kinds.kafka.settings import KafkaSinkSettings
@@ -100,8 +101,9 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         """Begin a replay into the topics."""
         return closing(replay_into_topics(self.sink(schema).bind()))
 
-    def rewriting(self, schema: pa.Schema) -> closing[KafkaRewrites]:
-        """Begin a repair of lost records in a topic whose records name their sources."""
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+        """Refuse all but a repair of lost records in a topic whose records name their sources."""
+        del schema
         if self.given.topic is None:
             raise ConfigError(
                 "sink.topic_column",
@@ -115,6 +117,19 @@ class KafkaDestination(TopicDestination[KafkaSink]):
                 way_out="records without the header can't be repaired; for a new topic set"
                 " sink.keep_source = true",
             )
+        if kind == "backfill":
+            raise ConfigError(
+                "sink.kind",
+                "a record can't be replaced in a topic",
+                way_out="write into a new topic",
+            )
+        with closing(KafkaRewrites(self.bare_sink)) as rewrites:
+            rewrites.check()
+        return LACKS
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> closing[KafkaRewrites]:
+        """Begin a repair of lost records."""
+        del kind
         return closing(KafkaRewrites(self.sink(schema).bind()))
 
     def check_sink(self, sink: KafkaSink) -> None:

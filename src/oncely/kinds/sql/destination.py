@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from oncely.core.batch import Reject
+from oncely.core.change import RewriteKind
 from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import TableMismatch
@@ -173,16 +174,25 @@ class SqlDestination(TableDestination):
 
         return nullcontext(SqlReplay(self.sink(schema).bind()))
 
-    def rewriting(self, schema: pa.Schema) -> nullcontext[SqlRewrites]:
-        """Begin a rewrite of rows that contain their record's offset; an upsert needs a version."""
+    def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> Mapping[str, str]:
+        """Refuse rows that do not contain their record's offset, unless they are an upsert's, which
+        needs a version; and a table from which they can't be deleted."""
         from oncely.kinds.sql.change import SqlRewrites
 
-        self.check_rewrite(tells=keeps_source(schema) or self.given.mode == "upsert")
+        del kind
+        self.check_origin(tells=keeps_source(schema) or self.given.mode == "upsert")
+        SqlRewrites(self.bare_sink).check()
+        return {}
+
+    def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[SqlRewrites]:
+        """Begin a rewrite; a repair also in a table that accepts no row now."""
+        from oncely.kinds.sql.change import SqlRewrites
+
         sink = self.sink(schema)
         try:
             return nullcontext(SqlRewrites(sink.bind()))
         except TableMismatch as error:
-            if not self.columns_there:
+            if kind == "backfill" or not self.columns_there:
                 raise
             return nullcontext(SqlRewrites(sink, error))
 
