@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from tests.scenarios.delta_world import DeltaWorld, assert_exactly_once

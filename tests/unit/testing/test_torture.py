@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from oncely import Worker, WrongInput
-from oncely.cli import torture
+from oncely.cli import semantics
 from oncely.cli.verbs import Torture
 from oncely.errors import Stopped
 from oncely.testing import faults
@@ -235,10 +235,10 @@ def test_what_differs_is_counted_and_ends_the_command_with_1(
         "lost": {"t": 1}, "surplus": {"t": 2},
     }  # fmt: skip
     capsys.readouterr()
-    assert torture._told(outcomes, as_json=True) == 1
+    assert semantics._told(outcomes, as_json=True) == 1
     assert len(json.loads(capsys.readouterr().out)) == 16
     good = [one for one in outcomes if one.is_good]
-    assert torture._told(good, as_json=False) == 0
+    assert semantics._told(good, as_json=False) == 0
     assert "COMMIT" in capsys.readouterr().out
 
 
@@ -276,7 +276,7 @@ def test_runs_with_other_numbers_of_rows_prove_work_after_the_transaction(
 
 def test_a_command_without_a_table_is_refused() -> None:
     with pytest.raises(WrongInput, match="no table"):
-        torture.torture_app(Torture(app_path="m:app"))
+        semantics.torture_app(Torture(app_path="m:app"))
 
 
 def test_a_worker_that_fails_by_itself_is_told(
