@@ -26,9 +26,7 @@ import pytest
 
 from oncely import artifacts
 from oncely.stores.objects.s3 import S3Options
-from oncely.testing.servers.child_server import ChildServer
-from oncely.testing.servers.ports import HOST, free_port
-from oncely.testing.servers.process import Process, wait_until
+from oncely.testing.servers.process import HOST, ChildServer, Process, free_port, wait_until
 
 VERSION = "v1.8.0"
 ACCESS, SECRET = "tester", "secret-of-the-tester"

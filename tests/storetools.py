@@ -37,10 +37,8 @@ from oncely.stores.offsets.kafka import KafkaStore
 from oncely.stores.offsets.redis import RedisStore
 from oncely.stores.offsets.sql import SqlStore
 from oncely.stores.offsets.zookeeper import ZooKeeperStore
-from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
-from oncely.testing.servers.ports import HOST, free_port
-from oncely.testing.servers.process import Process, wait_until
+from oncely.testing.servers.process import HOST, ChildServer, Process, free_port, wait_until
 from tests.kafkatools import ensure_once
 
 KINDS = ("file", "sqlite", "postgresql", "kafka", "redis", "zookeeper")

@@ -33,7 +33,7 @@ def show_semantics(asked: verbs.Semantics) -> int:
     """
     with importing_servers():
         import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
-        from oncely.testing.semantics import cells, page
+        from oncely.testing.semantics import cells
     sinks, deliveries, points = asked.sink or [], asked.delivery or [], asked.kill_point or []
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
@@ -50,7 +50,7 @@ def show_semantics(asked: verbs.Semantics) -> int:
         )
     signal.signal(signal.SIGTERM, _interrupt)
     outcomes = _all([chain for chain in chains if chain], on_spark=asked.runtime == "spark")
-    written = page.write(outcomes, asked.folder)
+    written = cells.write(outcomes, asked.folder)
     problems = cells.problems(outcomes)
     shown = partial(_show, outcomes, written)
     Result(lambda: [one.as_json() for one in outcomes], shown).print(as_json=asked.as_json)
@@ -96,8 +96,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _show(outcomes: Sequence[Outcome], written: tuple[Path, Path]) -> None:
-    from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF
-    from oncely.testing.semantics.page import TITLES
+    from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF, TITLES
 
     for sink in dict.fromkeys(one.cell.sink for one in outcomes):
         found = {(o.cell.delivery, o.cell.point): o for o in outcomes if o.cell.sink == sink}
@@ -137,15 +136,14 @@ def torture_app(asked: verbs.Torture) -> int:
     with importing_servers():
         from oncely.testing.servers.kafka import Broker
         from oncely.testing.servers.postgres import Postgres
-        from oncely.testing.torture import records as records_of
         from oncely.testing.torture import trial
     pipeline = opened_app(app)
     topics = pipeline.settings.source.topics
     if records is None:
         raw = pipeline.settings.decode.format == "raw"
-        published = records_of.samples(topics, pipeline.decoder.schema, raw=raw)
+        published = trial.samples(topics, pipeline.decoder.schema, raw=raw)
     else:
-        published = records_of.read(records, topics)
+        published = trial.read(records, topics)
     statements = _text(asked.setup)
     artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
     with (
@@ -153,7 +151,7 @@ def torture_app(asked: verbs.Torture) -> int:
         Broker() as broker,
         Postgres() as postgres,
     ):
-        records_of.publish(broker, topics, published)
+        trial.publish(broker, topics, published)
         create, place, ignored = postgres.create_database, Path(folder), asked.ignore or ()
         stage = trial.Stage(app, broker.bootstrap, create, place, statements, tables, ignored)
         expected, calls = trial.reference(stage)

@@ -33,8 +33,7 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.status import Level
 from oncely.secrets import Secrets
 from oncely.web.access import TOKEN, Access, checked_token, is_loopback
-from oncely.web.model import Overview, Problem, Subject, overview
-from oncely.web.watch import Watched
+from oncely.web.model import Overview, Problem, Subject, Watched, overview
 from oncely.wording import duration
 
 if TYPE_CHECKING:

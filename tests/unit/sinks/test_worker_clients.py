@@ -15,7 +15,7 @@ from oncely.garbage import no_gc
 from oncely.stores.topic import ledger
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.ledger import TopicLedger
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 
 
 def ledger_of(run: str) -> TopicLedger:

@@ -18,8 +18,8 @@ from oncely.cli.verbs import Torture
 from oncely.errors import Stopped
 from oncely.testing import faults
 from oncely.testing.faults import KillAt
-from oncely.testing.torture import records, trial
-from oncely.testing.torture.records import Record
+from oncely.testing.torture import trial
+from oncely.testing.torture.trial import Record
 
 # -- records -------------------------------------------------------------------------------
 
@@ -32,13 +32,13 @@ def test_records_of_a_file(tmp_path: Path) -> None:
         {"topic": "a", "value": None, "key": 3},
     ]
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    assert records.read(file, ("a", "b")) == [
+    assert trial.read(file, ("a", "b")) == [
         Record("a", b'{"id": 1}', b"k", [("user", b"7")]),
         Record("b", b"text", None, []),
         Record("a", None, b"3", []),
     ]
     file.write_text('{"value": 1}')
-    assert records.read(file, ("a",)) == [Record("a", b"1", None, [])]
+    assert trial.read(file, ("a",)) == [Record("a", b"1", None, [])]
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_records_that_do_not_fit_are_named(tmp_path: Path, text: str, said: str 
     file = tmp_path / "records.jsonl"
     file.write_text(text)
     if said is None:
-        assert len(records.read(file, ("a", "b"))) == 1
+        assert len(trial.read(file, ("a", "b"))) == 1
         return
     with pytest.raises(WrongInput, match=said):
-        records.read(file, ("a", "b"))
+        trial.read(file, ("a", "b"))
 
 
 def test_samples_have_a_value_for_each_column() -> None:
     columns = {"id": pa.int64(), "name": pa.string(), "good": pa.bool_(), "day": pa.date32()}
     columns |= {"at": pa.timestamp("us"), "parts": pa.list_(pa.int8())}
-    found = records.samples(["a", "b"], pa.schema(columns), raw=False)
+    found = trial.samples(["a", "b"], pa.schema(columns), raw=False)
     assert [one.topic for one in found] == ["a"] * 5 + ["b"] * 5
     assert json.loads(found[1].value or b"") == {
         "id": 1, "name": "name 1", "good": False, "at": "2026-01-01T00:00:01Z",
         "day": "2026-01-02", "parts": None,
     }  # fmt: skip
-    (raw, *_) = records.samples(["a"], pa.schema([]), raw=True)
+    (raw, *_) = trial.samples(["a"], pa.schema([]), raw=True)
     assert raw == Record("a", b'{"id": 0}', b"0")
 
 
