@@ -4,14 +4,16 @@ The context contains the secrets in scope, and the pipeline that log entries nam
 the same as ``sys.flags.thread_inherit_context``.
 
 An error that a thread does not expect is not lost: it ends the thread, and the owner raises it by
-:meth:`Thread.check`; or the work is repeated, and it is logged (:func:`repeat`).
+:meth:`Thread.check`; or the work is repeated, and it is logged (:func:`repeat`). What another
+attempt may answer better is repeated within a limit of time (:func:`tries`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 
 log = logging.getLogger(__name__)
@@ -60,3 +62,25 @@ def repeat(over: threading.Event, seconds: float, work: Callable[[], object]) ->
             if said != known:
                 log.error("unexpected, and tried again every %g s: %s", seconds, said)
             known = said
+
+
+_LEAST = 0.1  # seconds
+
+
+def tries(seconds: float, pause: float = 0.1) -> Iterator[float]:
+    """Yield before each attempt the seconds that are left for it, at least a tenth of one.
+
+    The first attempt is made in any case, and the last one begins a pause after the limit at most.
+    A caller leaves the loop when an answer is good or lasting; after the loop it raises the error
+    of the last attempt.
+
+    Args:
+        seconds: the limit.
+        pause: seconds between two attempts.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        yield max(_LEAST, deadline - time.monotonic())
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(pause)

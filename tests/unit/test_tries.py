@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from oncely import tries as module
-from oncely.tries import tries
+from oncely import threads as module
+from oncely.threads import tries
 
 
 @pytest.fixture

@@ -31,11 +31,10 @@ from oncely.cli.screen import FIELDS
 from oncely.core import events
 from oncely.core.progress import RunState
 from oncely.core.ranges import Position, TopicPartition
-from oncely.errors import ConfigError, OncelyError, TooManyRejects
+from oncely.errors import ConfigError, OncelyError, RejectSummary, TooManyRejects
 from oncely.pipeline import Pipeline
-from oncely.reject_summary import RejectSummary, printable
 from oncely.threads import Thread, repeat
-from oncely.wording import counted, plural
+from oncely.wording import counted, plural, printable
 
 log = logging.getLogger("oncely.run")
 _LOOK_AT_ENDS = 2.0

@@ -31,7 +31,6 @@ from oncely.cli.progress import (
     telling,
 )
 from oncely.errors import Interrupted, OncelyError, WrongInput
-from oncely.pandas_import import without_pandas
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
@@ -39,6 +38,7 @@ from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
 from oncely.telemetry import configure
+from oncely.users_function import without_pandas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -39,12 +39,12 @@ from rich.table import Table
 from rich.text import Text
 
 from oncely.errors import OncelyError
-from oncely.reject_summary import BREAK, json_line, paragraph, printable
 from oncely.secrets import Secrets
+from oncely.wording import BREAK, json_line, paragraph, printable
 
 
 class Escaping(Console):
-    """Escapes texts like :func:`~oncely.reject_summary.paragraph`, also in tables and live lines.
+    """Escapes texts like :func:`~oncely.wording.paragraph`, also in tables and live lines.
 
     Texts are redacted, but for those with styles of parts: their callers redact the parts.
     """

@@ -33,7 +33,7 @@ from oncely.errors import (
 from oncely.kafka import properties
 from oncely.peers import protocol_at, refuses
 from oncely.secrets import Secrets
-from oncely.tries import tries
+from oncely.threads import tries
 
 K = TypeVar("K", bound=Hashable)
 

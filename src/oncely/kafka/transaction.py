@@ -28,7 +28,7 @@ from oncely.errors import OncelyError, Unavailable
 from oncely.kafka.client import stay_connected
 from oncely.kafka.sender import InstanceFenced, Message, Sender, served
 from oncely.phases import phase
-from oncely.tries import tries
+from oncely.threads import tries
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 

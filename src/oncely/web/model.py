@@ -22,13 +22,12 @@ from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
 from oncely.decode.avro_names import arrow_schema_of
 from oncely.decode.schema import type_name
-from oncely.errors import OncelyError
+from oncely.errors import OncelyError, by_reason, masked
 from oncely.kafka.records import in_words
 from oncely.pipeline import Pipeline
 from oncely.pipeline.guarantee import Guarantee, guarantee_of
 from oncely.pipeline.rejects import as_json
 from oncely.pipeline.status import Judgement, Status, judge, unreadable
-from oncely.reject_summary import by_reason, masked
 from oncely.secrets import Secrets, scope
 from oncely.verify.reading import AMENDMENTS, COMMITS, GAP, HOLE, RESET, Entry, Ledger, read_ledger
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from oncely.garbage import no_gc
+from oncely.per_process import no_gc
 from oncely.stores.topic import ledger
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.ledger import TopicLedger

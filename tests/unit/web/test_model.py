@@ -15,10 +15,9 @@ import pytest
 from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
 from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, Unavailable, WrongInput
+from oncely.errors import ConfigError, RejectSummary, Unavailable, WrongInput
 from oncely.kafka.source import PartitionLag
 from oncely.pipeline.status import Status
-from oncely.reject_summary import RejectSummary, printable
 from oncely.secrets import Secrets
 from oncely.testing.processes import await_that
 from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
@@ -39,7 +38,7 @@ from oncely.web.model import (
     judged,
     overview,
 )
-from oncely.wording import duration
+from oncely.wording import duration, printable
 from tests.sinktools import T0, T1
 from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
 

@@ -24,7 +24,7 @@ import msgspec
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.stores.offsets.base import OffsetStore, StoredPosition, checked, foreign
-from oncely.tries import tries
+from oncely.threads import tries
 
 _AGAIN = 0.005  # seconds
 _MINE_TO_MEND = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)

@@ -24,7 +24,7 @@ from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, classify_error, mak
 from oncely.per_process import PerProcess
 from oncely.stores.offsets.base import OffsetStore, StoredPosition, foreign
 from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
-from oncely.tries import tries
+from oncely.threads import tries
 
 _CLIENT = {
     "enable.auto.commit": False,

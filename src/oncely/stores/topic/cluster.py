@@ -51,7 +51,7 @@ from oncely.stores.topic.records import (
     View,
     read_stamp,
 )
-from oncely.tries import tries
+from oncely.threads import tries
 
 log = logging.getLogger(__name__)
 

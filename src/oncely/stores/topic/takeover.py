@@ -89,7 +89,7 @@ from oncely.stores.topic.records import (
     encode,
     tree_names,
 )
-from oncely.tries import tries
+from oncely.threads import tries
 
 
 def same_target(old: PipelineRecord, target: str, name: str) -> None:

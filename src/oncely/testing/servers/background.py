@@ -28,7 +28,7 @@ from oncely.testing.servers import postgres
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 from oncely.testing.servers.process import free_port, is_free
-from oncely.tries import tries
+from oncely.threads import tries
 
 _MODULE = "oncely.testing.servers.background"
 _START = 180.0

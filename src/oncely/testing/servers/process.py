@@ -36,7 +36,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from oncely.errors import InvariantViolation, Unavailable, WrongInput
 from oncely.secrets import Secrets, scope
-from oncely.tries import tries
+from oncely.threads import tries
 
 _GUARD = Path(__file__).with_name("_guard.py")
 _POLL = 0.02
