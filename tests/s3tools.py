@@ -106,14 +106,6 @@ class S3Server(ChildServer):
         (self.data / path).unlink(missing_ok=True)
         shutil.rmtree(self.directory / "sidecar" / path, ignore_errors=True)
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
     def _await_ready(self, process: Process) -> None:
         wait_until(self._listens, process=process, timeout=30, what="it listened")
 

@@ -113,14 +113,6 @@ class _Server(ChildServer):
     def address(self) -> str:
         return f"{HOST}:{self.port}"
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
     def _await_ready(self, process: Process) -> None:
         wait_until(self._answers, process=process, timeout=30, what="it answered")
 

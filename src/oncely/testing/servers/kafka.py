@@ -115,11 +115,6 @@ class Broker(ChildServer):
         if self._process is not None:
             self._process.stop(timeout=timeout)
 
-    def kill(self) -> None:
-        """SIGKILL the broker. Data and port are kept."""
-        if self._process is not None:
-            self._process.kill()
-
     def admin(self) -> AdminClient:
         """Return an admin client with all rights; it uses an internal listener.
 

@@ -395,13 +395,15 @@ class ChildServer(ABC):
                 raise
         return self
 
-    @abstractmethod
     def stop(self) -> None:
         """Stop the server. Data and port are kept."""
+        if self._process is not None:
+            self._process.stop()
 
-    @abstractmethod
     def kill(self) -> None:
         """Crash the server. Data and port are kept."""
+        if self._process is not None:
+            self._process.kill()
 
     def restart(self) -> None:
         """Stop and start again, on the same port with the same data."""
