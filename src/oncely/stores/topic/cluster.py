@@ -40,6 +40,7 @@ from oncely.kafka.producer_settings import producer_config
 from oncely.kafka.sender import Delivered, Plain, Producer
 from oncely.kafka.topics import TOGETHER, TopicLog, identified, ledger_partition, require_partitions
 from oncely.kafka.transaction import Transaction
+from oncely.per_process import tries
 from oncely.stores.document import Totals
 from oncely.stores.topic.records import (
     NEXT,
@@ -51,7 +52,6 @@ from oncely.stores.topic.records import (
     View,
     read_stamp,
 )
-from oncely.threads import tries
 
 log = logging.getLogger(__name__)
 
