@@ -13,7 +13,7 @@ from bench import audit, recorded, shapes, sql, worker
 from bench.files import match as files
 from bench.kafka import match as kafka
 from bench.match import OUT, Stage
-from oncely import native
+from oncely import extras
 from oncely.artifacts import POSTGRES_JDBC, resolve, spark_jars
 from oncely.runtimes.spark import session
 from oncely.testing.servers.kafka import Broker
@@ -36,7 +36,7 @@ def main() -> int:
     """Measure everything; exit code 1 when a result was wrong, or a ratio fell."""
     given = _options().parse_args()
     console, began = Console(), time.time()
-    if slower := native.absence():
+    if slower := extras.absence():
         console.print(slower)
     jars = [jar for one in (POSTGRES_JDBC, SPARK_AVRO, spark_jars().kafka) for jar in resolve(one)]
     with Broker(properties=kafka.BROKER) as broker, ExitStack() as left:

@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from oncely.decode.avro_names import avro_name
+
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.bool_(), st.booleans()),
@@ -69,3 +71,10 @@ def rows(of: Any) -> st.SearchStrategy[dict[str, Any]]:
 def tables(draw: st.DrawFn, leaves: list[pa.DataType] | None = None) -> pa.Table:
     schema = draw(schemas(leaves))
     return pa.Table.from_pylist(draw(st.lists(rows(schema), max_size=4)), schema)
+
+
+def datums(value: Any) -> Any:
+    """A value of a row as Avro has it: names are escaped."""
+    if isinstance(value, dict):
+        return {avro_name(name): datums(inner) for name, inner in value.items()}
+    return [datums(item) for item in value] if isinstance(value, list) else value

@@ -25,9 +25,9 @@ from oncely import artifacts
 from oncely.runtimes.spark import session
 from oncely.stores.offsets.base import OffsetStore
 from oncely.stores.sql.connection import close_all
-from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
+from oncely.testing.servers.process import ChildServer
 from tests import class_archives, durations, s3tools, sharing, storetools
 from tests.nativetools import need_native
 from tests.sinktools import KINDS, Place, postgres_place, sqlite_place

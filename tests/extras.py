@@ -67,7 +67,7 @@ print(json.dumps(failed))
 _COMMANDS = """
 import importlib.metadata
 from typer.testing import CliRunner
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 
 distribution = importlib.metadata.distribution
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from oncely.testing.servers.kafka import Broker
-from oncely.testing.servers.ports import HOST
+from oncely.testing.servers.process import HOST
 
 PRODUCE, INIT_PRODUCER_ID, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, TXN_OFFSET_COMMIT = (
     0, 22, 24, 25, 26, 28,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncely.extras import SWITCH
 from oncely.kafka import librdkafka
-from oncely.native import SWITCH
 
 
 def need_native(monkeypatch: pytest.MonkeyPatch) -> None:

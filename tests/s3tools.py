@@ -26,9 +26,7 @@ import pytest
 
 from oncely import artifacts
 from oncely.stores.objects.s3 import S3Options
-from oncely.testing.servers.child_server import ChildServer
-from oncely.testing.servers.ports import HOST, free_port
-from oncely.testing.servers.process import Process, wait_until
+from oncely.testing.servers.process import HOST, ChildServer, Process, free_port, wait_until
 
 VERSION = "v1.8.0"
 ACCESS, SECRET = "tester", "secret-of-the-tester"
@@ -107,14 +105,6 @@ class S3Server(ChildServer):
         """Remove an object and its metadata from the disk; ``path`` is ``bucket/key``."""
         (self.data / path).unlink(missing_ok=True)
         shutil.rmtree(self.directory / "sidecar" / path, ignore_errors=True)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
 
     def _await_ready(self, process: Process) -> None:
         wait_until(self._listens, process=process, timeout=30, what="it listened")

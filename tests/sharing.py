@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from oncely.testing.servers.child_server import ChildServer
+from oncely.testing.servers.process import ChildServer
 
 Makers = Mapping[str, Callable[[], ChildServer]]
 

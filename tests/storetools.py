@@ -37,10 +37,8 @@ from oncely.stores.offsets.kafka import KafkaStore
 from oncely.stores.offsets.redis import RedisStore
 from oncely.stores.offsets.sql import SqlStore
 from oncely.stores.offsets.zookeeper import ZooKeeperStore
-from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker
-from oncely.testing.servers.ports import HOST, free_port
-from oncely.testing.servers.process import Process, wait_until
+from oncely.testing.servers.process import HOST, ChildServer, Process, free_port, wait_until
 from tests.kafkatools import ensure_once
 
 KINDS = ("file", "sqlite", "postgresql", "kafka", "redis", "zookeeper")
@@ -114,14 +112,6 @@ class _Server(ChildServer):
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
 
     def _await_ready(self, process: Process) -> None:
         wait_until(self._answers, process=process, timeout=30, what="it answered")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 
-from oncely.reject_summary import printable
+from oncely.wording import printable
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --ink: #1d2126; --soft: #5d6670;

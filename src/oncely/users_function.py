@@ -1,4 +1,8 @@
-"""Calls of users' functions: what they return and raise, and children that they fork."""
+"""Calls of users' functions: what they return and raise, children that they fork, and pandas.
+
+PyArrow imports pandas where that is installed, to recognise a Series: 0.3 s of processor time in
+each process of a run. Only functions of users can give it one.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,14 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import NoReturn, TypeVar
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, ModuleType
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
 
 from oncely.errors import Interrupted
-from oncely.reject_summary import paragraph
 from oncely.secrets import redact
+from oncely.wording import paragraph
 
 R = TypeVar("R")
 
@@ -93,3 +99,38 @@ def _end(error: BaseException | None) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0 if code is None else int(code) & 255 if isinstance(code, int) else 1)
+
+
+_PANDAS = "pandas"
+
+
+class _Absent:
+    """A finder by which pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: ModuleType | None = None) -> None:
+        """None for any other module: the next finder is asked."""
+        del path, target
+        if name == _PANDAS:
+            raise ModuleNotFoundError(name, name=name)
+
+
+def without_pandas() -> None:
+    """Let pyarrow find no pandas, once and for all; only for a process of Oncely's own.
+
+    ``to_pandas`` looks for it again. Does nothing after an import of pandas.
+    """
+    if _PANDAS in sys.modules:
+        return
+    finder: Any = _Absent()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.scalar(0)
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def with_pandas() -> None:
+    """Let pyarrow recognise a Series again, whose NaN are nulls; before a user's function runs."""
+    with suppress(ImportError):
+        pa.lib._pandas_api.pd  # noqa: B018 - it looks for pandas

@@ -10,10 +10,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from oncely.audit.stored.dead_letters import read_letters
 from oncely.audit.stored.log import Topics
 from oncely.audit.stored.manifest import read_manifest
-from oncely.audit.stored.topic_ledger import read_ledger
+from oncely.audit.stored.topic_ledger import read_ledger, read_letters
 from oncely.audit.topic import KafkaLog
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from oncely.cli import files
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.errors import ConfigError, WrongInput
 from oncely.kinds.files.vacuum import vacuum
 from oncely.testing.servers.kafka import Broker

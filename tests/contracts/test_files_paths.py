@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely.cli import files
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.kinds.files.compact import compact
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
-from oncely.cli import local, local_topics
-from oncely.cli.app import app
+from oncely.cli import local
+from oncely.cli.verbs import app
 from oncely.errors import Unavailable, WrongInput
 from oncely.testing import readers
 from oncely.testing.processes import await_that
@@ -28,7 +28,7 @@ from oncely.testing.servers.kafka import Broker
 @pytest.fixture
 def topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> str:
     """A name; the broker of the tests is the local one."""
-    monkeypatch.setattr(local_topics, "brokers", lambda _: broker.bootstrap)
+    monkeypatch.setattr(local, "brokers", lambda _: broker.bootstrap)
     return f"lines-{uuid.uuid4().hex[:12]}"
 
 
@@ -132,7 +132,7 @@ def test_uncommitted_records_are_not_printed(broker: Broker, topic: str) -> None
 
 
 def test_another_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_topics, "brokers", lambda _: "127.0.0.1:1")
+    monkeypatch.setattr(local, "brokers", lambda _: "127.0.0.1:1")
     there = ("--brokers", broker.bootstrap)
     missing = oncely("produce", topic, *there, given="a").exception
     assert isinstance(missing, WrongInput)
@@ -142,7 +142,7 @@ def test_another_broker(broker: Broker, topic: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_topics, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(local, "_TIMEOUT", 0.2)
     done = oncely("produce", "t", "--brokers", "127.0.0.1:1", given="a")
     assert isinstance(done.exception, Unavailable)
     assert "--brokers" in done.exception.way_out

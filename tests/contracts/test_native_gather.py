@@ -17,7 +17,7 @@ from oncely.kafka import inbox
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import EVERY_COLUMN, table_of
 from oncely.testing.servers.kafka import Broker
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 from tests.hostile_logs import MakeTopic
 from tests.nativetools import need_native
 

@@ -23,10 +23,9 @@ from oncely.stores.offsets.redis import RedisStore
 from oncely.stores.offsets.sql import SqlStore
 from oncely.stores.offsets.zookeeper import ZooKeeperStore
 from oncely.stores.sql.connection import TableName
-from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.kafka import Broker, Scram
-from oncely.testing.servers.ports import HOST, free_port
 from oncely.testing.servers.postgres import Postgres
+from oncely.testing.servers.process import HOST, ChildServer, free_port
 from tests.saver import Saver
 from tests.sinktools import Place
 from tests.storetools import Numbered, RedisServer, ZooKeeperServer, at, redis_or_skip, redis_url

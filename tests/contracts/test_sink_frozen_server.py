@@ -19,8 +19,8 @@ from oncely.stores.sql import postgres_session
 from oncely.stores.sql.connection import close_all
 from oncely.stores.sql.dialects import dialect_for
 from oncely.testing.processes import send_all, stop_all
-from oncely.testing.servers.ports import HOST
 from oncely.testing.servers.postgres import Postgres
+from oncely.testing.servers.process import HOST
 from tests.sinktools import (
     Place,
     Rec,

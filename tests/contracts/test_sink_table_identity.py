@@ -16,7 +16,7 @@ from oncely.kinds.sql_ledger import look
 from oncely.pipeline import Pipeline
 from oncely.stores.sql.connection import close_all
 from oncely.stores.sql.sqlite import Sqlite
-from oncely.testing.servers import pginstall
+from oncely.testing.servers import postgres
 from tests.sinktools import (
     SOURCE,
     T0,
@@ -164,7 +164,7 @@ def test_table_and_ledger_restored_together_go_on(on_postgres: Place) -> None:
 def dumped_and_restored(place: Place) -> None:
     """By PostgreSQL's own programs, as an administrator does."""
     assert place.schema
-    programs = pginstall.programs()
+    programs = postgres.programs()
     dump = subprocess.run(
         [programs / "pg_dump", place.url, "-n", place.schema], check=True, capture_output=True
     )

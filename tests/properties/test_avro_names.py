@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import polars
 import pyarrow as pa
-from arrow_schemas import LEAVES, NAMES, schemas, tables
+from arrow_schemas import LEAVES, NAMES, datums, schemas, tables
 from filetools import avro_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,12 +52,6 @@ def bare(node: Any) -> Any:
     if isinstance(node, dict):
         return {k: bare(v) for k, v in node.items() if k not in ("name", "namespace", "default")}
     return node
-
-
-def datums(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {avro_name(name): datums(inner) for name, inner in value.items()}
-    return [datums(item) for item in value] if isinstance(value, list) else value
 
 
 def without_zone(arrow: pa.DataType) -> pa.DataType:

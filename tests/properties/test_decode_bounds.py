@@ -18,7 +18,7 @@ from oncely.decode.avro_read import compile_reader
 from oncely.decode.avro_schema import AvroSchema, Definition
 from oncely.decode.infer import InferringJson
 from oncely.decode.json import JsonDecoder
-from oncely.native import SWITCH, native
+from oncely.extras import SWITCH, native
 from tests.conftest import examples
 from tests.properties import test_decode_json as corpus
 

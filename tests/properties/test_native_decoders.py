@@ -27,7 +27,7 @@ from oncely.decode.native import NativeJson
 from oncely.decode.reference import InvalidRecord, JsonRules, read_record
 from oncely.decode.registry import Registry
 from oncely.decode.schema import parse_schema
-from oncely.native import SWITCH, native
+from oncely.extras import SWITCH, native
 from tests.properties import test_decode_json as corpus
 from tests.registrytools import running
 

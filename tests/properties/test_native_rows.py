@@ -13,9 +13,9 @@ import pytest
 
 from oncely.core import digest
 from oncely.core.digest import Kind, Recipe
+from oncely.extras import SWITCH, native
 from oncely.kinds.kafka import arrow_json
 from oncely.kinds.rows import row_digests
-from oncely.native import SWITCH, native
 from tests.conftest import examples
 from tests.nativetools import need_native
 from tests.properties.test_digest import COLUMNS, REALS, TEXTS, recipe_of, table_of

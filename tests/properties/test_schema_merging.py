@@ -8,11 +8,11 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
-from arrow_schemas import NAMES, rows, types
+from arrow_schemas import NAMES, datums, rows, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.decode.avro_names import avro_name, avro_schema_of, is_large, large
+from oncely.decode.avro_names import avro_schema_of, is_large, large
 from oncely.decode.merging import (
     LARGE,
     NO_CAPS,
@@ -166,12 +166,6 @@ def exact(value: Any) -> Any:
         return [exact(item) for item in value]
     whole = type(value) is int and abs(value) > 2**53
     return value >> 11 if whole else value
-
-
-def datums(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {avro_name(name): datums(inner) for name, inner in value.items()}
-    return [datums(item) for item in value] if isinstance(value, list) else value
 
 
 @settings(max_examples=examples(40))

@@ -24,7 +24,7 @@ from unittest import mock
 
 from typer.main import get_command
 
-from oncely.cli import app, options, screen
+from oncely.cli import options, screen, verbs
 from oncely.config import parse
 from oncely.errors import Fenced
 from oncely.pipeline import Pipeline
@@ -72,7 +72,7 @@ def _run_here(words: list[str], env: Mapping[str, str]) -> Done:
         _as_in_a_new_process(words, env),
     ):
         try:
-            app.main()
+            verbs.main()
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(words, int(code or 0), out.getvalue(), err.getvalue())
@@ -81,7 +81,7 @@ def _run_here(words: list[str], env: Mapping[str, str]) -> Done:
 @cache
 def _command() -> Any:
     """The commands and options, which Typer makes anew for each call."""
-    return get_command(app.app)
+    return get_command(verbs.app)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _as_in_a_new_process(words: list[str], env: Mapping[str, str]) -> Iterator[N
     loggers = [root, ours, *map(logging.getLogger, ("py4j", "py4j.clientserver"))]
     levels = [one.level for one in loggers]
     with (
-        mock.patch.object(app, "app", _command()),
+        mock.patch.object(verbs, "app", _command()),
         mock.patch.object(sys, "argv", ["oncely", *words]),
         mock.patch.object(sys, "path", list(sys.path)),
         mock.patch.dict(os.environ, env),

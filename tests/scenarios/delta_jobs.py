@@ -38,11 +38,6 @@ class Steps(Calls):
         """Opens the store, counted."""
         return _Watched(connect_files(url, s3), self)
 
-    def here(self, name: str) -> bool:
-        """Whether the call that has just begun is the one."""
-        counted = self.names.count(name) if self.only else len(self.names)
-        return counted == self.at and name == (self.only or name)
-
 
 class _Watched:
     """A client of which each call is a step; writing has a middle: half a file."""

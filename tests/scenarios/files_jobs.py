@@ -31,11 +31,6 @@ class Steps(Calls):
         """For a :class:`Store`."""
         return self.place
 
-    def here(self, name: str) -> bool:
-        """Whether the call that has just begun is the one."""
-        counted = self.names.count(name) if self.only else len(self.names)
-        return counted == self.at and name == (self.only or name)
-
 
 class _Watched:
     """A store of which writing has a middle: half a file, as a crash leaves it."""

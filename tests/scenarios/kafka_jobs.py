@@ -51,14 +51,18 @@ class Calls:
     def around(self, name: str, call: Callable[[], Any]) -> Any:
         with self._lock:
             self.names.append(name)
-            counted = self.names.count(name) if self.only else len(self.names)
-            mine = counted == self.at and name == (self.only or name)
+            mine = self.here(name)
         if mine and self.when == "before":
             self.what()
         done = call()
         if mine and self.when == "after":
             self.what()
         return done
+
+    def here(self, name: str) -> bool:
+        """Whether the call that has just begun is the one."""
+        counted = self.names.count(name) if self.only else len(self.names)
+        return counted == self.at and name == (self.only or name)
 
 
 class _Counted:

@@ -15,7 +15,7 @@ import confluent_kafka as ck
 import deltalake
 import pytest
 
-from oncely.audit import by_identity, spark_rows
+from oncely.audit import by_identity
 from oncely.audit.by_identity import audit_by_id
 from oncely.audit.of_pipeline import log_of
 from oncely.audit.report import Report
@@ -271,7 +271,7 @@ def test_an_output_topic(spark: Any, make_world: Callable[..., World]) -> None:
 def test_a_table_in_sqlite(
     spark: Any, make_world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spark_rows, "_AT_ONCE", 7)
+    monkeypatch.setattr(by_identity, "_AT_ONCE", 7)
     world = make_world()
     sink = {"url": f"sqlite:///{tmp_path}/rows.db", "max_rejects": "100%"}
     send(world, *range(30))

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 
 from oncely.testing.processes import await_that
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 from tests.conftest import repository
 from tests.prometheus import samples
 from tests.scenarios.commands import oncely, oncely_json

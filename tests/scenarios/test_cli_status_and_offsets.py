@@ -10,11 +10,9 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
 
-from oncely.config import parse
-from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from tests.scenarios.commands import oncely, oncely_json, reset_fences_a_run
-from tests.scenarios.world import World, assert_history
+from tests.scenarios.world import World, assert_history, run
 
 
 @pytest.fixture
@@ -22,10 +20,6 @@ def world(make_world: Any) -> World:
     world: World = make_world(2)
     world.publish(100, partitions=2)
     return world
-
-
-def run(world: World, runtime: Any, **sections: Any) -> None:
-    Pipeline(parse(world.settings(**sections))).run("latest", spark=runtime)
 
 
 def positions(world: World) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from oncely.testing.moments import closed_gate, waiting
+from oncely.testing.faults import closed_gate, waiting
 from oncely.testing.processes import await_that, owner_of, running
 from oncely.testing.servers.spark_cluster import SparkCluster
 from tests.scenarios.world import World, assert_exactly_once

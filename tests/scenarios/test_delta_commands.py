@@ -8,18 +8,13 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from tests.scenarios.delta_world import DeltaWorld, assert_exactly_once
+from tests.scenarios.world import run
 
 Make = Callable[..., DeltaWorld]
-
-
-def run(world: DeltaWorld, runtime: Any, **sections: Any) -> Pipeline:
-    pipeline = Pipeline(parse(world.settings(**sections)))
-    pipeline.run("latest", spark=runtime)
-    return pipeline
 
 
 def oncely(*words: str) -> Any:

@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from oncely.config import parse
-from oncely.pipeline import Pipeline
 from tests.scenarios.delta_world import DeltaWorld, assert_exactly_once
+from tests.scenarios.world import run
 
 Make = Callable[..., DeltaWorld]
-
-
-def run(world: DeltaWorld, runtime: Any, **sections: Any) -> Pipeline:
-    pipeline = Pipeline(parse(world.settings(**sections)))
-    pipeline.run("latest", spark=runtime)
-    return pipeline
 
 
 @pytest.mark.both

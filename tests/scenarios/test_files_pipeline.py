@@ -7,17 +7,10 @@ from typing import Any
 
 import pytest
 
-from oncely.config import parse
-from oncely.pipeline import Pipeline
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once, event_of
+from tests.scenarios.world import run
 
 Make = Callable[..., FilesWorld]
-
-
-def run(world: FilesWorld, runtime: Any, **sections: Any) -> Pipeline:
-    pipeline = Pipeline(parse(world.settings(**sections)))
-    pipeline.run("latest", spark=runtime)
-    return pipeline
 
 
 @pytest.mark.parametrize(

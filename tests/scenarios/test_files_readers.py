@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely import files
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.vacuum import vacuum

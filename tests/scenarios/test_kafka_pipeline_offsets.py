@@ -16,6 +16,7 @@ from oncely.kafka.topics import ledger_partition
 from oncely.pipeline import Pipeline
 from tests.scenarios.commands import oncely_json, reset_fences_a_run
 from tests.scenarios.topic_world import TopicWorld
+from tests.scenarios.world import run
 
 
 @pytest.fixture
@@ -24,10 +25,6 @@ def world(make_topic_world: Any) -> TopicWorld:
     world.make_output()
     world.publish(100, partitions=2)
     return world
-
-
-def run(world: TopicWorld, runtime: Any, **sections: Any) -> None:
-    Pipeline(parse(world.settings(**sections))).run("latest", spark=runtime)
 
 
 def forget_group(world: TopicWorld) -> None:

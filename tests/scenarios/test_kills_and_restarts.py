@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from oncely.testing.moments import Moment, inside_a_commit
+from oncely.testing.faults import Moment, inside_a_commit
 from oncely.testing.processes import await_that, jvm_of, kill_tree, running
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.testing.servers import pginstall
+from oncely.testing.servers import postgres
 from oncely.testing.servers.certificates import make_certificates
 from oncely.testing.servers.postgres import Mode, Postgres
 from oncely.testing.servers.process import Process
@@ -80,7 +80,7 @@ def test_a_postmaster_ended_by_sigkill_can_be_started_again(own: Postgres) -> No
 def test_a_pid_file_that_names_a_stranger_is_no_obstacle(own: Postgres, tmp_path: Path) -> None:
     """A pid is given to somebody else in the end; PostgreSQL alone would refuse to start."""
     own.kill()
-    user = pginstall.server_user()  # PostgreSQL overlooks processes that it may not signal
+    user = postgres.server_user()  # PostgreSQL overlooks processes that it may not signal
     sleep = ["/bin/sleep", "1000"]
     stranger = Process("x", sleep, directory=Path("/"), log=tmp_path / "log", user=user)
     pid_file = own.directory / "data" / "postmaster.pid"
@@ -140,7 +140,7 @@ def test_it_listens_on_the_loopback_only(postgres: Postgres) -> None:
 
 
 def test_a_directory_is_opened_again_by_another_object() -> None:
-    place = pginstall.reachable_directory("oncely-test-")
+    place = postgres.reachable_directory("oncely-test-")
     try:
         with Postgres(place) as first:
             url = first.create_database("kept")
@@ -218,27 +218,27 @@ def test_programs_below_a_closed_home_are_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual environment below /root (mode 0700) is out of reach for the server's user."""
-    installed = pginstall._installed()
+    installed = postgres._installed()
     closed = tmp_path / "home"
     home = closed / "venv" / installed.parent.name / installed.name
     shutil.copytree(installed, home, symlinks=True)
     libraries = f"{installed.parent.name}.libs"
     shutil.copytree(installed.parent.parent / libraries, closed / "venv" / libraries)
     closed.chmod(0o700)
-    temporary = pginstall.reachable_directory("oncely-test-")
-    monkeypatch.setattr(pginstall, "_installed", lambda: home)
-    monkeypatch.setattr(pginstall.tempfile, "gettempdir", lambda: str(temporary))
+    temporary = postgres.reachable_directory("oncely-test-")
+    monkeypatch.setattr(postgres, "_installed", lambda: home)
+    monkeypatch.setattr(postgres.tempfile, "gettempdir", lambda: str(temporary))
     monkeypatch.setenv("XDG_CACHE_HOME", str(closed / "cache"))
     try:
-        programs = pginstall.programs()
+        programs = postgres.programs()
         assert temporary in programs.parents
-        assert programs == pginstall.programs()  # one copy
+        assert programs == postgres.programs()  # one copy
         assert len(list(temporary.iterdir())) == 1
         with Postgres() as server:
             assert psutil.Process(server.pid).exe() == str(programs / "postgres")
             assert _one(server.url(), "SELECT 1") == 1
         (programs / "initdb").unlink()  # something clears old temporary files
-        assert pginstall.programs() == programs
+        assert postgres.programs() == programs
         assert (programs / "initdb").exists()
     finally:
         shutil.rmtree(temporary)
@@ -248,8 +248,8 @@ def test_programs_below_a_closed_home_are_copied(
 def test_somebody_elses_programs_are_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary = pginstall.reachable_directory("oncely-test-")
-    monkeypatch.setattr(pginstall.tempfile, "gettempdir", lambda: str(temporary))
+    temporary = postgres.reachable_directory("oncely-test-")
+    monkeypatch.setattr(postgres.tempfile, "gettempdir", lambda: str(temporary))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "closed" / "cache"))
     (tmp_path / "closed").mkdir(mode=0o700)
     trap = temporary / f"x-{os.getuid()}"
@@ -259,7 +259,7 @@ def test_somebody_elses_programs_are_not_run(
             (trap / "files.txt").touch()
             trap.chmod(mode)
             os.chown(trap, owner, owner)
-            made = pginstall._made_once("x", lambda place: (place / "good").touch())
+            made = postgres._made_once("x", lambda place: (place / "good").touch())
             assert (made / "good").exists()
             assert made != trap
             shutil.rmtree(trap)

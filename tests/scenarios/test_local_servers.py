@@ -20,14 +20,14 @@ from confluent_kafka.admin import AdminClient
 from oncely.errors import Unavailable, WrongInput
 from oncely.testing.processes import name_of
 from oncely.testing.servers import background as servers
-from oncely.testing.servers import pginstall
+from oncely.testing.servers import postgres
 
 pytestmark = [pytest.mark.long, pytest.mark.embedded]
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    place = pginstall.reachable_directory("oncely-test-")
+    place = postgres.reachable_directory("oncely-test-")
     monkeypatch.setenv("ONCELY_LOCAL_DIR", str(place))
     yield place
     servers.down(erase=True)

@@ -14,8 +14,8 @@ import pytest
 
 from oncely.runtimes.spark import session
 from oncely.testing.processes import await_that, running, tree
-from oncely.testing.servers.ports import free_port
 from oncely.testing.servers.postgres import Postgres
+from oncely.testing.servers.process import free_port
 from tests.prometheus import samples
 from tests.scenarios import delta_world, files_world
 from tests.scenarios.commands import oncely

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.audit import Report, audit
-from oncely.audit.stored.data_file import rows_of
+from oncely.audit.stored.manifest import rows_of
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
 from oncely.errors import WrongInput

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from oncely.audit.stored.data_file import rows_of
+from oncely.audit.stored.manifest import rows_of
 from oncely.core.ranges import TopicPartition
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.manifest import Replacing

@@ -10,7 +10,7 @@ from typing import Any
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.pipeline import Pipeline
-from oncely.testing.moments import closed_gate, waiting
+from oncely.testing.faults import closed_gate, waiting
 from oncely.testing.processes import await_that
 from tests.scenarios.world import World, assert_exactly_once
 

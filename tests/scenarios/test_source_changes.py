@@ -9,7 +9,7 @@ import pytest
 from oncely.config import parse
 from oncely.errors import DataLost, SourceMismatch
 from oncely.pipeline import Pipeline
-from oncely.testing.moments import inside_a_commit
+from oncely.testing.faults import inside_a_commit
 from oncely.testing.processes import await_that, kill_tree, running
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.world import World, assert_exactly_once

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from oncely.web.access import Access
+from oncely.web.model import Watched
 from oncely.web.server import Site, server_of
-from oncely.web.watch import Watched
 from tests import chromium
 from tests.webtools import Topics, filled, pipeline_file, subject
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from oncely.kafka.source import KafkaSource
-from oncely.testing.moments import inside_a_commit
+from oncely.testing.faults import inside_a_commit
 from oncely.testing.processes import Child, await_that, child
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 from tests.prometheus import samples
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.test_probes import asked

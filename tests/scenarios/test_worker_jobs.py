@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncely import context
-from oncely.testing.moments import closed_gate, waiting
+from oncely.testing.faults import closed_gate, waiting
 from oncely.testing.processes import await_that, child
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World

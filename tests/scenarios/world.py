@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
@@ -24,6 +24,9 @@ from oncely.verify.report import Report
 from tests import plain_sql
 from tests.scenarios import runtimes
 from tests.verifytools import verified
+
+if TYPE_CHECKING:
+    from oncely.pipeline import Pipeline
 
 SCHEMA = "id BIGINT NOT NULL, grp STRING, pad STRING"
 
@@ -289,6 +292,16 @@ def running_slow(file: Path, *arguments: str) -> Iterator[Child]:
         ["tests.scenarios.slow", str(file), *arguments], file.with_suffix(".log")
     ) as process:
         yield process
+
+
+def run(world: World, runtime: Any, **sections: Any) -> Pipeline:
+    """Run a pipeline of the world up to the present ends, in this process."""
+    from oncely.config import parse
+    from oncely.pipeline import Pipeline
+
+    pipeline = Pipeline(parse(world.settings(**sections)))
+    pipeline.run("latest", spark=runtime)
+    return pipeline
 
 
 def run_to_end(file: Path, *arguments: str, expect: int = 0, timeout: float = 300) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.config.base import Section
 from oncely.config.fill import Filling

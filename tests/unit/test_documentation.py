@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from docs import api_reference
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.config.pipeline import tables
 from oncely.config.reference import markdown

@@ -14,8 +14,7 @@ import pytest
 from oncely import extras
 from oncely.cli.opened import opened_together
 from oncely.errors import ConfigError
-from oncely.extras import PACKAGES, is_installed
-from oncely.native import NEEDED
+from oncely.extras import NEEDED, PACKAGES, is_installed
 from oncely.runtimes.spark import session
 from tests.conftest import repository
 from tests.extras import IN_THE_BASE, OPTIONAL, PIPELINE, not_imported, refusals, validated

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncely.garbage import rare_collections
+from oncely.per_process import rare_collections
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from oncely.errors import WrongInput
-from oncely.testing.servers import ports as local_ports
-from oncely.testing.servers.ports import HOST, free_port, is_free
+from oncely.testing.servers import process as local_ports
+from oncely.testing.servers.process import HOST, free_port, is_free
 
 
 def test_ports_differ_although_nobody_listens_yet() -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from oncely.native import NEEDED, SWITCH, absence, native
+from oncely.extras import NEEDED, SWITCH, absence, native
 from tests.conftest import repository
 
 

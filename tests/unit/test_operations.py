@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely.audit.watch import Gauges
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.core import events
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.runtimes.health import Health, metrics

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oncely import artifacts
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.config.runtimes import WorkerSettings
 from tests.plain_yaml import documents

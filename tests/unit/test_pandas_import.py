@@ -11,7 +11,7 @@ pytest.importorskip("pandas")
 
 _SCRIPT = """
 import sys, pyarrow as pa
-from oncely.pandas_import import with_pandas, without_pandas
+from oncely.users_function import with_pandas, without_pandas
 {before}
 without_pandas()
 pa.array([1, 2]).to_numpy()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.spark_log import SparkLog, is_private, make_private
-from oncely.errors import ConfigError, TooManyRejects
-from oncely.reject_summary import RejectSummary
+from oncely.cli.progress import SparkLog, is_private, make_private
+from oncely.errors import ConfigError, RejectSummary, TooManyRejects
 
 Plant = Callable[[Path], None]
 

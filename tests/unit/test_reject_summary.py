@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 
-from oncely.errors import OncelyError, TooManyRejects
-from oncely.reject_summary import SAMPLE, RejectSample, RejectSummary, masked
+from oncely.errors import SAMPLE, OncelyError, RejectSample, RejectSummary, TooManyRejects, masked
 from oncely.secrets import Secrets
 
 

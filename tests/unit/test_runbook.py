@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from oncely.cli.app import app
+from oncely.cli.verbs import app
 from oncely.pipeline.status import Kind
 from tests.unit.test_documentation import anchors
 from tests.unit.test_operations import ALERTS, TOP

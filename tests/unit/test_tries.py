@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from oncely import tries as module
-from oncely.tries import tries
+from oncely import per_process as module
+from oncely.per_process import tries
 
 
 @pytest.fixture

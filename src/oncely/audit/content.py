@@ -28,7 +28,7 @@ import pyarrow as pa
 from oncely.audit.compare import COUNTS_CHANGED, Rules
 from oncely.audit.evidence import Bounds, Log, Snapshot, Span, joined
 from oncely.audit.report import Finding, FindingKind, Undecided
-from oncely.audit.stored.data_file import Unreadable
+from oncely.audit.stored.manifest import Unreadable
 from oncely.audit.tally import MODULUS, added
 from oncely.core.claim import Counts
 from oncely.core.digest import Recipe, kind_of, row_digests

@@ -22,8 +22,6 @@ import pyarrow as pa
 
 from oncely.audit.evidence import Committed, Span, moment
 from oncely.audit.layout import skips
-from oncely.audit.stored.data_file import Unreadable, rows_of
-from oncely.audit.stored.dead_letters import Letter
 from oncely.audit.stored.delta_document import (
     DeltaCommit,
     DeltaDocument,
@@ -33,6 +31,8 @@ from oncely.audit.stored.delta_document import (
     read_document,
     read_letters,
 )
+from oncely.audit.stored.manifest import Unreadable, rows_of
+from oncely.audit.stored.topic_ledger import Letter
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, cut, from_tree
 from oncely.errors import SourceMismatch, Stopped, Unavailable

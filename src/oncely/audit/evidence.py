@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.audit.report import Proof, Undecided
-from oncely.audit.stored.dead_letters import Letter
+from oncely.audit.stored.topic_ledger import Letter
 from oncely.core.claim import SKIPPED, Counts
 from oncely.core.expected import Expected, ExpectedRecords, Span
 from oncely.core.ranges import (

@@ -24,9 +24,15 @@ import pyarrow as pa
 from oncely.audit.content import Component, Group, Node, Rows, components, digests_of, recipe_of
 from oncely.audit.evidence import Committed, OfLedger, Span
 from oncely.audit.report import Finding, Proof
-from oncely.audit.stored.data_file import Unreadable, row_count, rows_of
 from oncely.audit.stored.log import Topics
-from oncely.audit.stored.manifest import Manifest, NamedFile, read_manifest
+from oncely.audit.stored.manifest import (
+    Manifest,
+    NamedFile,
+    Unreadable,
+    read_manifest,
+    row_count,
+    rows_of,
+)
 from oncely.audit.stored.topic_ledger import TopicLedger
 from oncely.audit.topic_snapshot import TopicSnapshot, take
 from oncely.config import PipelineSettings

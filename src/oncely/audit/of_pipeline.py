@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import pyarrow as pa
 
-from oncely.audit.compare import Rules
-from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
-from oncely.audit.engine import ByGroup, ByOffset
-from oncely.audit.evidence import Evidence, Expected, Log
-from oncely.audit.files import FilesEvidence, open_files
-from oncely.audit.kafka import KafkaGroup, open_kafka
-from oncely.audit.report import Report
-from oncely.audit.spark_rows import (
+from oncely.audit.by_identity import (
     Window,
     database,
     sqlite_rows,
@@ -29,6 +22,13 @@ from oncely.audit.spark_rows import (
     window_of_files,
     window_of_topics,
 )
+from oncely.audit.compare import Rules
+from oncely.audit.delta import DeltaGroups, DeltaOffsets, open_delta
+from oncely.audit.engine import ByGroup, ByOffset
+from oncely.audit.evidence import Evidence, Expected, Log
+from oncely.audit.files import FilesEvidence, open_files
+from oncely.audit.kafka import KafkaGroup, open_kafka
+from oncely.audit.report import Report
 from oncely.audit.spec import Dataset
 from oncely.audit.sql import SqlContent, SqlEvidence, open_evidence
 from oncely.audit.topic import KafkaLog

@@ -24,7 +24,7 @@ from oncely.audit.evidence import Bounds, Cell, IntArray, Log, Span
 from oncely.audit.layout import Part, by_partition
 from oncely.audit.ranges import RangeComparison
 from oncely.audit.report import Finding, Undecided
-from oncely.audit.stored.dead_letters import Letter, content_of
+from oncely.audit.stored.topic_ledger import Letter, content_of
 from oncely.core.batch import DISCARDED, Rejection, Stage
 from oncely.core.expected import Expected
 from oncely.core.ranges import OffsetRange, TopicPartition, grouped

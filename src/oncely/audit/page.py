@@ -25,8 +25,7 @@ from oncely.audit.report import (
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
-from oncely.reject_summary import printable
-from oncely.wording import plural
+from oncely.wording import plural, printable
 
 _BARS = 240  # groups that are drawn one by one
 _LISTED = 500  # findings, partitions and groups in a list

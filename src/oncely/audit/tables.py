@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from oncely.audit.evidence import PRESENT, Claims, Committed, Span
 from oncely.audit.report import Undecided
-from oncely.audit.stored.dead_letters import Letter, content_of
 from oncely.audit.stored.sql_ledger import AMENDMENTS, PIPELINES, RANGES, REJECTS, LedgerTables
+from oncely.audit.stored.topic_ledger import Letter, content_of
 from oncely.core.claim import SKIPPED
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, stored_range
 from oncely.errors import WrongInput

@@ -15,9 +15,16 @@ from typing import Generic, TypeVar
 
 from oncely.audit.evidence import Committed, Span, moment
 from oncely.audit.layout import ENTRIES, skips
-from oncely.audit.stored.dead_letters import Letter, StoredLetter, read_letters
 from oncely.audit.stored.log import Topics
-from oncely.audit.stored.topic_ledger import PositionEntry, StoredTotals, TopicLedger, read_ledger
+from oncely.audit.stored.topic_ledger import (
+    Letter,
+    PositionEntry,
+    StoredLetter,
+    StoredTotals,
+    TopicLedger,
+    read_ledger,
+    read_letters,
+)
 from oncely.core.claim import NO_RECORDS, SKIPPED, Counts
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, grouped
 from oncely.errors import SourceMismatch, Unavailable

@@ -31,8 +31,7 @@ from oncely.audit.evidence import (
     within,
 )
 from oncely.audit.layout import ENTRIES, by_partition, parts
-from oncely.audit.newest import Newest, NewestRows, Settled
-from oncely.audit.others import DELETED, OtherWriters
+from oncely.audit.newest import DELETED, Newest, NewestRows, OtherWriters, Settled
 from oncely.audit.ranges import stored_by_cell
 from oncely.audit.report import Finding, FindingKind, Report, Undecided
 from oncely.audit.tally import added, offset_digests

@@ -15,8 +15,7 @@ from oncely.audit.evidence import Bounds, IntArray, Log, Readable, Span
 from oncely.audit.report import EXIT_CODES, KINDS, Report
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError
-from oncely.http_server import Page, Server
-from oncely.prometheus import CONTENT_TYPE, exposition, gauge
+from oncely.http_server import CONTENT_TYPE, Page, Server, exposition, gauge
 
 _KEPT = 4_000_000  # runs of offsets: 64 MB
 

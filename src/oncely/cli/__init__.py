@@ -3,6 +3,6 @@
 
 def main() -> None:
     """Run the command line. It is imported here, so that ``python -m`` can correct the path."""
-    from oncely.cli import app
+    from oncely.cli import verbs
 
-    app.main()
+    verbs.main()

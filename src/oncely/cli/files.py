@@ -27,8 +27,7 @@ from oncely.kinds.files.schema_reset import SchemaReset, reset_schema
 from oncely.kinds.files.table import Listing, Table, addresses, listing, rows, table_of
 from oncely.kinds.files.vacuum import Vacuumed, vacuum
 from oncely.kinds.files.verify import Verified, verify
-from oncely.reject_summary import json_escaped
-from oncely.wording import counted, plural
+from oncely.wording import counted, json_escaped, plural
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncely.cli import logs, screen
+from oncely.cli import screen
 from oncely.config import loads
 from oncely.config.base import parse_seconds
 from oncely.errors import WrongInput
@@ -37,7 +37,7 @@ def opened_app(path: str) -> Pipeline:
     pipeline = worker_of(path).pipeline
     screen.hide(pipeline.secrets)
     pipeline.require_packages()
-    logs.named(pipeline.settings.name)
+    screen.named(pipeline.settings.name)
     return pipeline
 
 
@@ -54,7 +54,7 @@ def opened(file: Path, *, imports: bool = False) -> Pipeline:
     pipeline = _from_stdin() if file == STDIN else Pipeline.from_file(file)
     screen.hide(pipeline.secrets)
     pipeline.require_packages()
-    logs.named(pipeline.settings.name)
+    screen.named(pipeline.settings.name)
     if imports:
         importable(pipeline, file)
     return pipeline
@@ -77,7 +77,7 @@ def opened_together(files: Sequence[Path]) -> Application:
         one.require_packages()
         importable(one, file)
     if len(found.pipelines) == 1:
-        logs.named(found.name)
+        screen.named(found.name)
     return found
 
 

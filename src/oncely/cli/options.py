@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, dataclass_transform, get_type_hints
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
-from oncely.cli import logs, screen
+from oncely.cli import screen
 
 log: dict[str, Any] = {"debug": False, "log_format": "text", "log_level": None}
-"""The arguments of :func:`oncely.cli.logs.configure`: callbacks are called in any order."""
+"""The arguments of :func:`oncely.cli.screen.configure`: callbacks are called in any order."""
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -25,7 +25,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 def log_changes(parameter: typer.CallbackParam, value: Any) -> Any:
     """The callback of the options of the log."""
     log[str(parameter.name)] = value
-    logs.configure(**log)
+    screen.configure(**log)
     return value
 
 

@@ -1,28 +1,36 @@
-"""``oncely repair`` and ``oncely backfill``."""
+"""What an operator corrects: ``oncely offsets``, ``rejects``, ``repair`` and ``backfill``."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from oncely.audit.report import EXIT_CODES, KINDS, Finding, FindingKind, Report
 from oncely.cli import screen, verbs
-from oncely.cli.audit import show_report
+from oncely.cli.audits import show_report
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
-from oncely.cli.screen import LEFT, REST, RIGHT, show
+from oncely.cli.progress import SparkLog
+from oncely.cli.screen import LEFT, REST, RIGHT, short, show
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import WrongInput
+from oncely.kafka.reset import Verb, verb_of
 from oncely.kafka.start import parse_moment
 from oncely.pipeline import Pipeline
+from oncely.pipeline.offsets import FENCED, PartitionOffsets, Reset
+from oncely.pipeline.rejects import Discarded, RejectFilter, RejectReason, Rejects, filter_of
+from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.pipeline.repair import Impossible, Repaired
 from oncely.pipeline.reread import check_rewrite
+from oncely.runtimes.spark import session
 from oncely.wording import counted, plural
 
 _OFFSETS = re.compile(r"(?P<topic>.+):(?P<partition>\d+):(?P<start>\d+)-(?P<end>\d+)")
@@ -229,3 +237,177 @@ def _show_impossible(done: Repaired) -> None:
     screen.out.print(f"\n{plural(len(done.impossible), 'finding')} can't be repaired")
     for reason, number in Counter(one.reason for one in done.impossible).most_common():
         screen.out.print(f"  {number:,}: {reason}")
+
+
+def list_rejects(asked: verbs.RejectsList) -> Result:
+    """Print the reasons of dead letters, and the first dead letters."""
+    which = reject_filter(asked.which)
+    chosen = None if which == RejectFilter() else which
+    found = opened(asked.file).rejects(asked.limit, chosen, discarded=asked.discarded)
+    shown = partial(_rejects, found, discarded=asked.discarded)
+    return Result(partial(rejects_as_json, found), shown)
+
+
+def _rejects(found: Rejects, *, discarded: bool) -> None:
+    if found.listed:
+        _reasons(found.reasons)
+        show(
+            [
+                ("topic", LEFT),
+                ("part.", RIGHT),
+                ("offset", RIGHT),
+                ("stage", LEFT),
+                ("reason", REST),
+                ("value", REST),
+            ],
+            (
+                (*one.partition, one.offset, one.stage, short(one.reason), _bytes(one.value))
+                for one in found.listed
+            ),
+        )
+        screen.out.print()
+    more = found.total - len(found.listed)
+    total = f"{found.total:,} {'discarded ' if discarded else ''}rejects"
+    screen.out.print(total + (f", {more:,} more than shown" if more else ""))
+    if found.scanned:
+        screen.note(f"reasons and filters are those of the first {plural(found.scanned, 'reject')}")
+
+
+def _reasons(found: Iterable[RejectReason]) -> None:
+    rows = ((one.rejects, short(one.reason)) for one in found)
+    show([("rejects", RIGHT), ("reason", LEFT)], rows)
+    screen.out.print()
+
+
+def reject_filter(which: verbs.WhichRejects) -> RejectFilter:
+    """The filter of the options.
+
+    Raises:
+        WrongInput: ``since`` or ``before`` is no time, or ``partition`` has another form.
+    """
+    return filter_of(which.reason, which.partition, which.since, which.before)
+
+
+def _bytes(value: bytes | None) -> str | None:
+    return None if value is None else short(value.decode("utf-8", "replace"))
+
+
+def discard_rejects(asked: verbs.RejectsDiscard) -> Result:
+    """Discard dead letters, or print those that would be."""
+    which = reject_filter(asked.which)
+    done = opened(asked.file).discard(which, execute=asked.execute)
+    return Result(done.as_json, partial(_discarded, done))
+
+
+def _discarded(done: Discarded) -> None:
+    if done.reasons:
+        _reasons(done.reasons)
+    would = "" if done.executed else "would be "
+    screen.out.print(f"{plural(done.total, 'reject')} {would}discarded")
+    if done.total and not done.executed:
+        screen.note("this is a dry run; --yes removes key, value and headers for good")
+
+
+def replay_rejects(asked: verbs.RejectsReplay) -> Result:
+    """Decode dead letters again; print the number that were moved."""
+    pipeline = opened(asked.file, imports=True)
+    with SparkLog(pipeline.settings.name, None) as log:
+        spark = None
+        if pipeline.spark_path is not None and pipeline.status().rejects:
+            spark = pipeline.start_spark(log.file)
+        try:
+            moved, kept = pipeline.replay(spark=spark)
+        finally:
+            if spark is not None:
+                session.stop(spark)
+    return Result(lambda: {"moved": moved, "kept": kept}, partial(_replayed, moved, kept))
+
+
+def _replayed(moved: int, kept: int) -> None:
+    screen.out.print(f"{moved:,} moved, {kept:,} remain rejects")
+    if kept:
+        screen.note("`oncely rejects list` shows the new reasons")
+
+
+def show_offsets(asked: verbs.OffsetsShow) -> Result:
+    """Print every partition's offsets."""
+    pipeline = opened(asked.file)
+    found = pipeline.partition_offsets()
+    return Result(
+        lambda: {"partitions": [one._asdict() for one in found]},
+        partial(_offsets, found, pipeline.settings.shown_group),
+    )
+
+
+def _offsets(found: list[PartitionOffsets], group: str | None) -> None:
+    columns = [
+        ("topic", LEFT),
+        ("partition", RIGHT),
+        ("first", RIGHT),
+        ("position", RIGHT),
+        ("end", RIGHT),
+    ]
+    if group is None:
+        show(columns, (one[:5] for one in found))
+        return
+    show([*columns, ("mirrored", RIGHT)], found)
+    screen.out.print(f"\nmirrored: the offsets of consumer group {group}, for lag tools")
+
+
+def reset_offsets(asked: verbs.OffsetsReset) -> Result:
+    """Print the effect of a reset, or execute it."""
+    verb, topics = chosen_verb(asked.to), asked.topic or ()
+    done = opened(asked.file).reset(verb, topics, execute=asked.execute, events=asked.events)
+    for one in done.notes:
+        screen.note(one)
+    return Result(done.as_json, partial(_reset, done))
+
+
+def _reset(done: Reset) -> None:
+    show(
+        [
+            ("topic", LEFT),
+            ("partition", RIGHT),
+            ("position", RIGHT),
+            ("new position", RIGHT),
+            ("", LEFT),
+        ],
+        (
+            (tp.topic, tp.partition, done.before.get(tp), at, _effect(done.before.get(tp), at))
+            for tp, at in sorted(done.positions.items())
+        ),
+    )
+    if done.epoch is not None:
+        screen.out.print(f"\nreset with epoch {done.epoch}; a running pipeline is fenced")
+        return
+    screen.out.print("\na dry run: nothing was written. Add --execute to execute it")
+    for note in filter(None, (done.warning, FENCED)):
+        screen.note(note)
+
+
+def _effect(before: int | None, after: int) -> Text:
+    if before is None or before == after:
+        return Text("")
+    if after < before:
+        return Text(f"{before - after:,} are read again", style="yellow")
+    return Text(f"{after - before:,} are skipped", style="yellow")
+
+
+def chosen_verb(to: verbs.ResetTo) -> Verb:
+    """The one verb that was given.
+
+    Raises:
+        WrongInput: none or several, or its argument is invalid.
+    """
+    given = [
+        verb_of(name.replace("_", "-"), str(value))
+        for name, value in asdict(to).items()
+        if value is not None and value is not False
+    ]
+    if len(given) != 1:
+        raise WrongInput(
+            f"a reset needs one verb, {len(given)} were given",
+            way_out="--to-earliest, --to-latest, --to-offset N, --to-datetime TIME, --shift-by N,"
+            " or --by-duration PnDTnHnMnS",
+        )
+    return given[0]

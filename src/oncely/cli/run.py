@@ -1,25 +1,36 @@
-"""``oncely run`` and ``oncely work``."""
+"""``oncely run`` and ``oncely work``, until their end or a signal."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Self
 
 from oncely import artifacts
 from oncely.cli import options, screen, verbs
 from oncely.cli.opened import files_of, opened, opened_app, opened_together, seconds
-from oncely.cli.progress import LiveLine, LiveLines, LogLines, Progress
-from oncely.cli.signals import Signals
-from oncely.cli.spark_log import SparkLog
-from oncely.cli.together import Run, each, finished, refuse_failed, telling
+from oncely.cli.progress import (
+    LiveLine,
+    LiveLines,
+    LogLines,
+    Progress,
+    Run,
+    SparkLog,
+    each,
+    finished,
+    refuse_failed,
+    telling,
+)
 from oncely.errors import Interrupted, OncelyError, WrongInput
-from oncely.pandas_import import without_pandas
 from oncely.pipeline import Pipeline
 from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
@@ -27,6 +38,7 @@ from oncely.runtimes.retries import Retries
 from oncely.runtimes.spark import session
 from oncely.runtimes.stop import StopSignal
 from oncely.telemetry import configure
+from oncely.users_function import without_pandas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -311,3 +323,92 @@ def _force() -> None:
         " are kept"
     )
     screen.leave_now(1)
+
+
+_ASKED_BY = (signal.SIGINT, signal.SIGTERM)
+_entered: list[Signals] = []
+
+
+class Signals:
+    """Catches SIGINT and SIGTERM within a ``with`` block: the first ends the run after the current
+    batch, the second ends it at once. For the main thread.
+
+    Python runs a signal handler only when its main thread gets back to Python code, and that thread
+    may be in a call to a hanging JVM. So a separate thread reads the signals' numbers from a pipe
+    to which the C-level handler writes them (``signal.set_wakeup_fd``). The handlers themselves do
+    nothing, except while there is no batch to finish: then they raise.
+
+    A forked child, for example of a function of the user, has the same pipe. The numbers of its own
+    signals are not written to it: SIGTERM ends the child, and SIGINT, which a terminal sends to it,
+    too, does nothing there.
+
+    A signal can arrive as soon as a handler is installed, so :class:`Interrupted` is caught around
+    the block, not in it.
+
+    Args:
+        asked: called in a separate thread for each signal.
+
+    Attributes:
+        idle: while true, a signal also raises :class:`Interrupted` here.
+    """
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        self.idle = True
+        self._asked = asked
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        self._reading, self._writing = socket.socketpair()
+        self._writing.setblocking(False)
+        self._fd_before = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        self._before = {number: signal.getsignal(number) for number in _ASKED_BY}
+        _entered.append(self)
+        try:
+            self.install()
+            threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        except Interrupted:  # a signal has arrived before the block has begun
+            self.__exit__()
+            raise
+        return self
+
+    def install(self) -> None:
+        """Install the handlers (again): a SparkContext installs a SIGINT handler of its own."""
+        for number in _ASKED_BY:
+            signal.signal(number, self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._fd_before)
+        _entered.remove(self)
+        self._writing.close()  # ends the thread
+
+    def _listen(self) -> None:
+        with self._reading:
+            while numbers := self._reading.recv(64):
+                for number in numbers:
+                    if number in _ASKED_BY:
+                        self._asked()
+
+    def _handler(self, _: int, __: FrameType | None) -> None:
+        if self.idle:
+            self.idle = False  # once: the cleanup must not be interrupted
+            raise Interrupted
+
+    def forked(self) -> None:
+        """Called in a forked child."""
+        self.idle = False
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, self._before[signal.SIGTERM])  # type: ignore[arg-type]
+        self._reading.close()
+        self._writing.close()
+
+
+def _forked() -> None:
+    for one in _entered:
+        with suppress(TypeError, ValueError, OSError):
+            one.forked()
+    _entered.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,4 +1,4 @@
-"""``oncely semantics``."""
+"""``oncely semantics`` and ``oncely torture``: kills at each step, and what they change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from rich.text import Text
 from oncely import artifacts
 from oncely.cli import screen, verbs
 from oncely.cli.local import importing_servers
+from oncely.cli.opened import opened_app
 from oncely.cli.options import Result
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:
     from oncely.testing.semantics.cells import Cell, Outcome
+    from oncely.testing.torture.trial import Outcome as Killed
 
 
 def show_semantics(asked: verbs.Semantics) -> int:
@@ -31,7 +33,7 @@ def show_semantics(asked: verbs.Semantics) -> int:
     """
     with importing_servers():
         import oncely.testing.semantics.trial  # noqa: F401 - brings the local servers' packages
-        from oncely.testing.semantics import cells, page
+        from oncely.testing.semantics import cells
     sinks, deliveries, points = asked.sink or [], asked.delivery or [], asked.kill_point or []
     _known("--sink", sinks, cells.SINKS)
     _known("--delivery", deliveries, cells.DELIVERIES)
@@ -48,7 +50,7 @@ def show_semantics(asked: verbs.Semantics) -> int:
         )
     signal.signal(signal.SIGTERM, _interrupt)
     outcomes = _all([chain for chain in chains if chain], on_spark=asked.runtime == "spark")
-    written = page.write(outcomes, asked.folder)
+    written = cells.write(outcomes, asked.folder)
     problems = cells.problems(outcomes)
     shown = partial(_show, outcomes, written)
     Result(lambda: [one.as_json() for one in outcomes], shown).print(as_json=asked.as_json)
@@ -94,8 +96,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _show(outcomes: Sequence[Outcome], written: tuple[Path, Path]) -> None:
-    from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF
-    from oncely.testing.semantics.page import TITLES
+    from oncely.testing.semantics.cells import DELIVERIES, POINTS_OF, TITLES
 
     for sink in dict.fromkeys(one.cell.sink for one in outcomes):
         found = {(o.cell.delivery, o.cell.point): o for o in outcomes if o.cell.sink == sink}
@@ -117,3 +118,78 @@ def _cell(one: Outcome | None) -> Text:
         return Text("-", style="dim")
     style = "red" if one.lost else "yellow" if one.duplicated else "green"
     return Text(f"{one.lost:,} / {one.duplicated:,}", style=style)
+
+
+_WIDTH = 60
+
+
+def torture_app(asked: verbs.Torture) -> int:
+    """Kill handlers at each step of their commits, compare, print; exit code 1 if tables differ.
+
+    Raises:
+        WrongInput: the packages of the local servers are missing; an option does not fit; or two
+            runs without faults differ.
+    """
+    app, tables, records = asked.app_path, asked.table, asked.records
+    if not tables:
+        raise WrongInput("no table to compare", way_out="--table NAME, once for each")
+    with importing_servers():
+        from oncely.testing.servers.kafka import Broker
+        from oncely.testing.servers.postgres import Postgres
+        from oncely.testing.torture import trial
+    pipeline = opened_app(app)
+    topics = pipeline.settings.source.topics
+    if records is None:
+        raw = pipeline.settings.decode.format == "raw"
+        published = trial.samples(topics, pipeline.decoder.schema, raw=raw)
+    else:
+        published = trial.read(records, topics)
+    statements = _text(asked.setup)
+    artifacts.resolve(artifacts.KAFKA_BROKER)  # downloads here, to show the progress
+    with (
+        tempfile.TemporaryDirectory(prefix="oncely-torture-") as folder,
+        Broker() as broker,
+        Postgres() as postgres,
+    ):
+        trial.publish(broker, topics, published)
+        create, place, ignored = postgres.create_database, Path(folder), asked.ignore or ()
+        stage = trial.Stage(app, broker.bootstrap, create, place, statements, tables, ignored)
+        expected, calls = trial.reference(stage)
+        with screen.counting("killed, restarted and compared", 2 * len(calls)) as advance:
+            outcomes = trial.run(stage, expected, calls, advance)
+    return _told(outcomes, as_json=asked.as_json)
+
+
+def _text(setup: Path | None) -> str:
+    try:
+        return "" if setup is None else setup.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WrongInput(f"--setup {setup}: {error}") from None
+
+
+def _told(outcomes: Sequence[Killed], *, as_json: bool) -> int:
+    bad = [one for one in outcomes if not one.is_good]
+    shown = partial(_show_kills, outcomes)
+    Result(lambda: [one.as_json() for one in outcomes], shown).print(as_json=as_json)
+    if bad:
+        said = f"✗ {len(bad)} of {len(outcomes)} kills changed the result: what these handlers do"
+        screen.err.print(Text(f"{said} is not all in their transaction", style="red"))
+    return 1 if bad else 0
+
+
+def _show_kills(outcomes: Sequence[Killed]) -> None:
+    table = Table(title="rows: lost / too many", title_justify="left", box=None)
+    table.add_column("killed at", style="cyan")
+    table.add_column("before", justify="right")
+    table.add_column("after", justify="right")
+    for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):
+        call = " ".join(before.call.split())
+        shown = call if len(call) <= _WIDTH else f"{call[: _WIDTH - 1]}…"
+        table.add_row(f"{before.step}: {shown}", _changed(before), _changed(after))
+    screen.out.print(table)
+
+
+def _changed(one: Killed) -> Text:
+    lost, surplus = sum(one.lost.values()), sum(one.surplus.values())
+    text = f"{lost:,} / {surplus:,}" + ("" if one.killed else " (not reached)")
+    return Text(text, style="green" if one.is_good else "red")

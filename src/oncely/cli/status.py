@@ -43,8 +43,7 @@ def show_status(asked: verbs.Status) -> int:
 
 
 def _several(paths: Sequence[Path]) -> Result:
-    from oncely.cli.top import read_once, rendered
-    from oncely.cli.web import opened_subjects
+    from oncely.cli.web import opened_subjects, read_once, rendered
 
     read = read_once(opened_subjects(paths))
     told = (

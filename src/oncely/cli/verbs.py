@@ -1,11 +1,28 @@
-"""The verbs of the command line: their help texts, and their options."""
+"""The command line: its verbs with their help texts and options, the function that does the work of
+each, and the start."""
 
 from __future__ import annotations
 
+import atexit
+import gc
+import json
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from oncely.cli.options import LogFormat, Options, Reporting, argument, flag, log_changes, option
+import typer
+
+from oncely.cli import options, screen
+from oncely.cli.options import (
+    Commands,
+    LogFormat,
+    Options,
+    Reporting,
+    argument,
+    flag,
+    log_changes,
+    option,
+)
 
 Ending = Literal["latest"]
 OnFenced = Literal["end", "wait"]
@@ -564,3 +581,104 @@ class LocalConsume(Options):
     limit: int | None = option("N", "Maximum number of records.", min=1)
     brokers: str | None = _BROKERS
     folder: Path | None = _FOLDER
+
+
+_TOLD = "Moves records from Kafka into SQL databases and topics so that each takes effect once."
+
+app = Commands(
+    _TOLD,
+    name="oncely",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        import importlib.metadata
+
+        print(f"oncely {importlib.metadata.version('oncely')}")
+        raise typer.Exit
+
+
+@app.callback(help=_TOLD)
+def _oncely(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.verb(Init, "oncely.cli.plan:propose")
+app.verb(Run, "oncely.cli.run:run_files")
+app.verb(Work, "oncely.cli.run:work_file")
+app.verb(Plan, "oncely.cli.plan:show_plan")
+app.verb(Schema, "oncely.cli.verbs:show_schema")
+app.verb(Verify, "oncely.cli.audits:verify_file")
+app.verb(Status, "oncely.cli.status:show_status")
+app.verb(Web, "oncely.cli.web:serve")
+app.verb(Top, "oncely.cli.web:top")
+app.verb(Audit, "oncely.cli.audits:audit_command")
+
+offsets = app.group("offsets", "Show or reset positions.")
+offsets.verb(OffsetsShow, "oncely.cli.repair:show_offsets")
+offsets.verb(OffsetsReset, "oncely.cli.repair:reset_offsets")
+
+rejects = app.group("rejects", "List, replay or discard records that could not be written.")
+rejects.verb(RejectsList, "oncely.cli.repair:list_rejects")
+rejects.verb(RejectsDiscard, "oncely.cli.repair:discard_rejects")
+rejects.verb(RejectsReplay, "oncely.cli.repair:replay_rejects")
+
+app.verb(Repair, "oncely.cli.repair:repair_file")
+app.verb(Backfill, "oncely.cli.repair:backfill_file")
+
+files = app.group("files", "The files that a pipeline has written, by its manifest.")
+files.verb(FilesList, "oncely.cli.files:list_files")
+files.verb(FilesPaths, "oncely.cli.files:list_paths")
+files.verb(FilesRead, "oncely.cli.files:read_files")
+files.verb(FilesVerify, "oncely.cli.files:verify_files")
+files.verb(FilesCompact, "oncely.cli.files:compact_files")
+files.verb(FilesVacuum, "oncely.cli.files:vacuum_files")
+
+schema = files.group("schema", "The schemas that were inferred, by scope.")
+schema.verb(FilesSchemaShow, "oncely.cli.files:show_schemas")
+schema.verb(FilesSchemaReset, "oncely.cli.files:reset_scope")
+
+app.verb(Semantics, "oncely.cli.semantics:show_semantics")
+app.verb(Torture, "oncely.cli.semantics:torture_app")
+
+local = app.group("local", "A Kafka broker and PostgreSQL on this machine, in the background.")
+local.verb(LocalUp, "oncely.cli.local:up")
+local.verb(LocalDown, "oncely.cli.local:down")
+local.verb(LocalStatus, "oncely.cli.local:status")
+local.verb(LocalProduce, "oncely.cli.local:produce")
+local.verb(LocalConsume, "oncely.cli.local:consume")
+
+
+def main() -> None:
+    """Run the command line; ends the process with the command's exit code."""
+    atexit.register(_leave_out_collection)
+    screen.escape_other_characters()
+    try:
+        app(prog_name="oncely")
+    except Exception as error:
+        sys.exit(screen.show_error(error, debug=options.log["debug"]))
+
+
+def show_schema(asked: Schema) -> None:
+    """Print the JSON Schema of pipeline files, or their reference."""
+    from oncely.config import reference
+
+    schema = json.dumps(reference.json_schema(), indent=2) + "\n"
+    sys.stdout.write(reference.markdown() if asked.markdown else schema)
+
+
+def _leave_out_collection() -> None:
+    """Exempt all objects from the collections at the interpreter's exit, which take 0.2 s.
+
+    DuckDB's bindings report objects that are left then.
+    """
+    if "duckdb" not in sys.modules:
+        gc.freeze()

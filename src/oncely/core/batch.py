@@ -14,8 +14,17 @@ import pyarrow as pa
 from oncely.core.claim import NO_RECORDS, RAISE_BUDGET, Counts
 from oncely.core.digest import Digests, digest_sums
 from oncely.core.ranges import OffsetRange, TopicPartition, halved, normalize
-from oncely.errors import OncelyError, TooManyRejects, Unavailable, check
-from oncely.reject_summary import KEPT, RejectSample, RejectSummary, masked, printable
+from oncely.errors import (
+    KEPT,
+    OncelyError,
+    RejectSample,
+    RejectSummary,
+    TooManyRejects,
+    Unavailable,
+    check,
+    masked,
+)
+from oncely.wording import printable
 
 IntArray = npt.NDArray[np.integer[Any]]
 

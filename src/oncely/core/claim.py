@@ -12,8 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from oncely.core.ledger import Entry, advance
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
-from oncely.errors import Fenced, TooManyRejects, check
-from oncely.reject_summary import RejectSummary
+from oncely.errors import Fenced, RejectSummary, TooManyRejects, check
 
 
 @dataclass(frozen=True)

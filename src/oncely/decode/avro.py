@@ -37,7 +37,7 @@ from oncely.decode.native import read
 from oncely.decode.registry import Newest, Registry, UnknownSchema
 from oncely.decode.times import checked
 from oncely.errors import ConfigError
-from oncely.native import native
+from oncely.extras import native
 
 _HEAD = 5  # a zero byte and the schema's id in four bytes, big-endian
 _MOST_HEADS = 8  # that are read natively in a slice: each costs a pass over those that are left

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, InvalidRecord
-from oncely.garbage import no_gc
+from oncely.per_process import no_gc
 
 Values = Sequence[Any]
 Positions = npt.NDArray[np.int64]

@@ -17,7 +17,7 @@ from oncely.decode.columns import Positions, Slice, from_dicts, shortened, slice
 from oncely.decode.merging import CAPS, NOTHING, Caps, Grown, grow, widen
 from oncely.decode.plans import CELLS, DecodePlan, Plans
 from oncely.decode.scopes import Scope, ScopeReader
-from oncely.garbage import no_gc
+from oncely.per_process import no_gc
 
 _SECTION_BYTES = 128 * 1024 * 1024
 """Parts are concatenated at the end of a section; this keeps a column's texts below 2 GiB."""

@@ -25,7 +25,7 @@ from oncely.core.isolate import OF_VALUES, isolated, unexpected
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.columns import as_arrow
 from oncely.errors import InvariantViolation, OncelyError
-from oncely.garbage import no_gc
+from oncely.per_process import no_gc
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from oncely.decode.columns import Piece, Positions
 from oncely.decode.reference import JsonRules
 from oncely.decode.schema import is_json
-from oncely.native import native
+from oncely.extras import native
 
 _KINDS = {
     pa.bool_().id: "bool",

@@ -33,8 +33,8 @@ from oncely.errors import (
 )
 from oncely.kafka import properties
 from oncely.peers import protocol_at, refuses
+from oncely.per_process import tries
 from oncely.secrets import Secrets
-from oncely.tries import tries
 
 K = TypeVar("K", bound=Hashable)
 

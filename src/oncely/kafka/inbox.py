@@ -14,9 +14,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.garbage import no_gc
 from oncely.kafka import librdkafka
 from oncely.kafka.records import RecordColumns, Records, headers_of
+from oncely.per_process import no_gc
 
 log = logging.getLogger("oncely.kafka.source")
 

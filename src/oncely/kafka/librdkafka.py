@@ -19,7 +19,7 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
-from oncely import native as package
+from oncely import extras as package
 
 _logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from oncely.core import digest
 from oncely.core.batch import Chunk, Formed, IntArray
 from oncely.core.digest import Digests, Recipe, UInt64
 from oncely.errors import Stopped
-from oncely.native import native
+from oncely.extras import native
 
 DELETED = "_oncely_deleted"
 """The column of an upsert's rows that is true, or 1, for a tombstone."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from oncely import artifacts, native
+from oncely import artifacts, extras
 from oncely.config.secrecy import unprotected
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable, WrongInput
@@ -165,7 +165,7 @@ class _Planner:
                 self.pipeline.refuse_future_start(self.known)
         if self.settings.runtime == "spark":
             self._requirements_of_spark()
-        if slower := native.absence():
+        if slower := extras.absence():
             self.inspection.notes.append(slower)
         self.inspection.notes += unprotected(self.settings)
         source = None if self._source_is_silent else self._source()

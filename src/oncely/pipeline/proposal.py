@@ -24,8 +24,8 @@ from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
 from oncely.kinds.kind import Kind, Proposed, kind_of, kinds
 from oncely.kinds.tables import SOURCE_COLUMNS
-from oncely.reject_summary import printable
 from oncely.stores.sql.connection import LONGEST_NAME
+from oncely.wording import printable
 
 _NAMED = 8  # columns that a remark names
 _VARIES = "JSON"

@@ -26,11 +26,10 @@ from oncely.core.batch import Reject, Rejection
 from oncely.core.change import Judge, Reprocessed
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
-from oncely.errors import TopicMissing, WrongInput
+from oncely.errors import RejectSummary, TopicMissing, WrongInput
 from oncely.extras import require
 from oncely.kafka.records import shown
 from oncely.kafka.start import parse_moment
-from oncely.reject_summary import RejectSummary
 from oncely.runtimes.chunks import Processing, records_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.batch_commit import NO_TOMBSTONES, transform_rows

@@ -20,13 +20,13 @@ from oncely.core import events
 from oncely.core.progress import RunResult, RunState
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
-from oncely.http_server import Page, Server
+from oncely.http_server import CONTENT_TYPE, Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
+from oncely.per_process import Thread, repeat
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
 from oncely.pipeline.stored_destination import lost
-from oncely.prometheus import CONTENT_TYPE
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
 from oncely.runtimes.jobs.base import Jobs
@@ -35,7 +35,6 @@ from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.telemetry import traced
 from oncely.secrets import scope
-from oncely.threads import Thread, repeat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

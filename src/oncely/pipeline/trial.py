@@ -15,9 +15,9 @@ from oncely.decode.base import InvalidRecord
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.reference import parse_object
 from oncely.decode.schema import type_name
+from oncely.errors import RejectSample, RejectSummary
 from oncely.kafka.source import sample
 from oncely.pipeline.proposal import proposed_type
-from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.chunks import Processing
 from oncely.runtimes.row_transform import Unchanged
 

@@ -23,8 +23,8 @@ from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.kafka.group import GroupConsumer, Rebalances
+from oncely.per_process import Thread
 from oncely.runtimes.stop import StopSignal
-from oncely.threads import Thread
 
 log = logging.getLogger("oncely.run")
 

@@ -28,8 +28,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from oncely.core import events
 from oncely.core.progress import RunState, Waited, waited
 from oncely.core.ranges import Position, TopicPartition
+from oncely.http_server import exposition, gauge
 from oncely.phases import PHASES
-from oncely.prometheus import exposition, gauge
 from oncely.secrets import Secrets
 
 

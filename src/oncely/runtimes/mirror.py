@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.kafka.source import KafkaSource
-from oncely.threads import Thread
+from oncely.per_process import Thread
 
 log = logging.getLogger(__name__)
 

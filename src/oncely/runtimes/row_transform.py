@@ -25,10 +25,9 @@ from oncely.core.batch import Formed, IntArray, Rejection
 from oncely.core.isolate import isolated
 from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
-from oncely.pandas_import import with_pandas
 from oncely.stores.sql.cast import cast_values
 from oncely.stores.sql.connection import ColumnFit
-from oncely.users_function import FunctionEnded, said, users_function
+from oncely.users_function import FunctionEnded, said, users_function, with_pandas
 
 if TYPE_CHECKING:
     import duckdb

@@ -24,9 +24,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncely.testing.faults import KillAt
+    from oncely.testing.faults import KillAt, Moment, inside_a_commit
     from oncely.testing.halting import Point, ask_to_halt, halted, running_halting
-    from oncely.testing.moments import Moment, inside_a_commit
     from oncely.testing.processes import await_that, child, jvm_of, kill_tree, running, tree
     from oncely.testing.readers import ends, held_back, messages
     from oncely.testing.servers.kafka import Broker, Scram
@@ -57,9 +56,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "faults": ("KillAt",),
+    "faults": ("KillAt", "Moment", "inside_a_commit"),
     "halting": ("Point", "ask_to_halt", "halted", "running_halting"),
-    "moments": ("Moment", "inside_a_commit"),
     "processes": ("await_that", "child", "jvm_of", "kill_tree", "running", "tree"),
     "readers": ("ends", "held_back", "messages"),
     "servers.kafka": ("Broker", "Scram"),

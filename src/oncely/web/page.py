@@ -23,7 +23,6 @@ from oncely.kafka.source import PartitionLag
 from oncely.pipeline.offsets import FENCED, Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level
-from oncely.reject_summary import printable
 from oncely.verify.reading import AMENDMENTS
 from oncely.web.changes import Change
 from oncely.web.model import (
@@ -41,7 +40,7 @@ from oncely.web.model import (
     TableFiles,
 )
 from oncely.web.style import STYLE
-from oncely.wording import duration, plural
+from oncely.wording import duration, plural, printable
 
 _LEAST = 2.0
 _LANES = 200  # partitions that are drawn

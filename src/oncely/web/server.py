@@ -1,14 +1,15 @@
-"""The application: routes, the guard before them, and the event stream."""
+"""The application: routes, the guard before them, the event stream, and the folder of audits."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote
 
 import h11
@@ -24,7 +25,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oncely import http_server
-from oncely.audit.report import redacted
+from oncely.audit.report import (
+    KINDS,
+    CompleteUntil,
+    Finding,
+    Hour,
+    PartitionResult,
+    Report,
+    Undecided,
+    redacted,
+)
+from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, WrongInput
 from oncely.html import style_hash
 from oncely.kafka.reset import verb_of
@@ -33,11 +44,9 @@ from oncely.pipeline.offsets import Reset
 from oncely.pipeline.rejects import Discarded, RejectFilter, filter_of
 from oncely.web import page
 from oncely.web.access import TOKEN, Access
-from oncely.web.audits import newest
 from oncely.web.changes import RunningChanges
-from oncely.web.model import Problem, Subject
+from oncely.web.model import Problem, Subject, Watched
 from oncely.web.style import SCRIPT, STYLE
-from oncely.web.watch import Watched
 
 T = TypeVar("T")
 
@@ -424,3 +433,86 @@ def _said(status: int, title: str, text: str) -> Response:
 
 def _back(name: str) -> Response:
     return RedirectResponse(f"/p/{quote(name, safe='')}", 303)
+
+
+_LARGEST = 64 << 20  # bytes
+
+
+def newest(folder: Path, pipeline: str) -> Report | None:
+    """The newest report of a pipeline; other files, and reports that are invalid, are ignored."""
+    found = [one for path in folder.glob("*.json") if (one := _read(path, pipeline)) is not None]
+    return max(found, key=lambda one: one.at, default=None)
+
+
+def _read(path: Path, pipeline: str) -> Report | None:
+    """The last report of a file; a watch has written one a line."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            return None
+        value = json.loads(path.read_text("utf-8").strip().rpartition("\n")[2])
+        return report_of(value) if value["pipeline"] == pipeline else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def report_of(value: Mapping[str, Any]) -> Report:
+    """The report from its JSON: the inverse of ``Report.as_json``, without cluster and topic ids.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is no report.
+    """
+    until = value["complete_until"]
+    return Report(
+        str(value["pipeline"]),
+        None,
+        value["proof"],
+        datetime.fromisoformat(value["at"]),
+        float(value["seconds"]),
+        int(value["records"]),
+        int(value["accounted"]),
+        int(value["holes"]),
+        [_finding(kind, one) for kind in KINDS for one in value[kind]],
+        {kind: int(value["found"][kind]) for kind in KINDS},
+        [_undecided(one) for one in value["undecided"]],
+        [_partition(one) for one in value["partitions"]],
+        [Hour(**one) for one in value["hours"]],
+        CompleteUntil(_moment(until["event_time"]), _moment(until["wall_time"])),
+        [str(one) for one in value["limits"]],
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _place(one: Mapping[str, Any]) -> TopicPartition | None:
+    if one["topic"] is None:
+        return None
+    return TopicPartition(str(one["topic"]), int(one["partition"]))
+
+
+def _finding(kind: Any, one: Mapping[str, Any]) -> Finding:
+    within = tuple(
+        (TopicPartition(topic, number), OffsetRange(start, end))
+        for topic, number, start, end in one.get("within", ())
+    )
+    detail, file = str(one["detail"]), one.get("file", "")
+    return Finding(_place(one), one["offset"], kind, detail, within, file)
+
+
+def _undecided(one: Mapping[str, Any]) -> Undecided:
+    whole = one["start"] is None
+    return Undecided(
+        _place(one), None if whole else OffsetRange(one["start"], one["end"]), str(one["reason"])
+    )
+
+
+def _partition(one: Mapping[str, Any]) -> PartitionResult:
+    return PartitionResult(
+        TopicPartition(str(one["topic"]), int(one["partition"])),
+        OffsetRange(int(one["start"]), int(one["position"])),
+        int(one["end"]),
+        int(one["ranges"]),
+        [OffsetRange(*both) for both in one["differing"]],
+        *(int(one[name]) for name in ("records", "accounted", "holes")),
+    )

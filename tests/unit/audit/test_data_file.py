@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.audit.stored.data_file import Unreadable, row_count, rows_of
+from oncely.audit.stored.manifest import Unreadable, row_count, rows_of
 from oncely.kinds.data_file import AvroFiles, ParquetFiles
 
 ROWS = pa.table(

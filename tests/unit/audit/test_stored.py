@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from oncely.audit import topic_snapshot
-from oncely.audit.stored import dead_letters, delta_document, manifest, topic_ledger
+from oncely.audit.stored import delta_document, manifest, topic_ledger
 from oncely.core.ranges import TopicPartition
 from oncely.errors import OlderFormat
 from oncely.stores.topic.records import LedgerKeys, View, read_stamp
@@ -172,12 +172,12 @@ def test_a_dead_letter_is_known_by_its_last_headers() -> None:
     first, *_ = golden("kafka_dead_letters")
     foreign = replace(first, _headers=[("oncely.pipeline", b"golden"), *first.headers()])  # type: ignore[misc]
     for one in (first, foreign):
-        found = dead_letters.letter(one, "golden", {}, ledger)
+        found = topic_ledger.letter(one, "golden", {}, ledger)
         assert found is not None
         assert (found.of, found.offset, found.epoch) == (T0, 2, 1)
         assert (found.stage, found.reason, found.waits) == ("decode", "no JSON", True)
-    assert dead_letters.letter(first, "another", {}, ledger) is None
-    assert dead_letters.letter(Message(0, b"k", b"v"), "golden", {}, ledger) is None
+    assert topic_ledger.letter(first, "another", {}, ledger) is None
+    assert topic_ledger.letter(Message(0, b"k", b"v"), "golden", {}, ledger) is None
 
 
 def test_a_dead_letter_waits_until_it_is_replayed_or_its_record_is_read_again() -> None:
@@ -185,7 +185,7 @@ def test_a_dead_letter_waits_until_it_is_replayed_or_its_record_is_read_again() 
         [Message(0, b'["reset","golden","t",0,2]', b'{"position":5}')], "golden"
     )
     here = TopicPartition("topic", 0)
-    letters = [dead_letters.letter(m, "golden", {here: 1}, ledger)
+    letters = [topic_ledger.letter(m, "golden", {here: 1}, ledger)
                for m in golden("kafka_dead_letters")]  # fmt: skip
     # offset 2 was replayed; offset 5 of epoch 1 is read again; offset 10 was rejected after that.
     assert [(one.offset, one.waits) for one in letters if one] == [

@@ -17,10 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from oncely.cli import app as module
 from oncely.cli import screen, verbs
-from oncely.cli.app import app
+from oncely.cli import verbs as module
 from oncely.cli.opened import STDIN, opened
+from oncely.cli.verbs import app
 from oncely.errors import ConfigError, WrongInput
 from oncely.kinds.sql.settings import SqlSinkSettings
 from tests.conftest import repository
@@ -59,7 +59,7 @@ def test_each_command_has_a_help(words: tuple[str, ...]) -> None:
 
 
 def test_the_work_of_each_command_takes_its_options() -> None:
-    table = re.findall(r"\.verb\(verbs\.(\w+), \"(.+)\"\)", inspect.getsource(module))
+    table = re.findall(r"\.verb\((\w+), \"(.+)\"\)", inspect.getsource(module))
     assert len(table) == sum(not hasattr(one, "commands") for one in ALL.values())
     for options, work in table:
         asked, _ = get_type_hints(resolve_name(work)).values()

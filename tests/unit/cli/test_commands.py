@@ -82,7 +82,7 @@ def test_debug_is_set_before_the_command_runs(
     app: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(options.log, "debug", False)
-    monkeypatch.setattr(options.logs, "configure", lambda **_: None)
+    monkeypatch.setattr(options.screen, "configure", lambda **_: None)
     assert CliRunner().invoke(app, ["inner", "inner", "--debug"]).exit_code == 0
     assert options.log["debug"]
 

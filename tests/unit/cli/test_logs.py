@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncely.cli import logs, screen
+from oncely.cli import screen
 from oncely.secrets import Secrets
 
 
@@ -20,7 +20,7 @@ def as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     ours.setLevel(our_level)
-    logs.named("")
+    screen.named("")
     screen.hide(Secrets())
 
 
@@ -29,7 +29,7 @@ def test_what_psycopg_says_of_a_copy_whose_session_has_ended_is_for_who_debugs(
     capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
     """The error of the COPY itself is raised, and told in words."""
-    logs.configure(debug=debug)
+    screen.configure(debug=debug)
     logging.getLogger("psycopg").warning("error ignored terminating %r: %s", "<Copy>", "it is lost")
     logging.getLogger("psycopg").error("another one")
     said = capsys.readouterr().err
@@ -50,7 +50,7 @@ def test_what_psycopg_says_of_a_copy_whose_session_has_ended_is_for_who_debugs(
 def test_the_level(
     capsys: pytest.CaptureFixture[str], level: str | None, debug: bool, said: str
 ) -> None:
-    logs.configure(debug=debug, log_level=level)
+    screen.configure(debug=debug, log_level=level)
     for name in ("debug", "info", "warning", "error"):
         getattr(logging.getLogger("oncely.x"), name)(name)
     logging.getLogger("somebody").info("never")
@@ -67,7 +67,7 @@ def test_what_py4j_says_through_the_root_logger_is_for_who_debugs(
     capsys: pytest.CaptureFixture[str], debug: bool
 ) -> None:
     """It raises the same error, and that one is told in words."""
-    logs.configure(debug=debug)
+    screen.configure(debug=debug)
     logging.getLogger().handle(entry("/lib/py4j/java_gateway.py"))
     logging.getLogger().handle(entry("/lib/other/py4j_like.py"))
     logging.getLogger("py4j2").handle(entry("/lib/py4j/x.py", "py4j2"))
@@ -80,11 +80,11 @@ def test_what_py4j_says_through_the_root_logger_is_for_who_debugs(
 def test_a_line_of_json_names_the_pipeline_and_hides_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    logs.configure(debug=False, log_format="json")
+    screen.configure(debug=False, log_format="json")
     screen.hide(Secrets.of(["s3cret!"]))
-    logs.named("orders")
+    screen.named("orders")
     mine = logging.getLogger("oncely.run")
-    mine.info("logged in by %s\n", "s3cret! " + "x" * 300, extra={logs.FIELDS: {"epoch": 3}})
+    mine.info("logged in by %s\n", "s3cret! " + "x" * 300, extra={screen.FIELDS: {"epoch": 3}})
     try:
         raise ValueError("s3cret!")
     except ValueError:
@@ -100,10 +100,10 @@ def test_a_line_of_json_names_the_pipeline_and_hides_secrets(
 
 
 def test_every_line_of_text_names_the_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.named("of an earlier command")
-    logs.configure(debug=False)
+    screen.named("of an earlier command")
+    screen.configure(debug=False)
     logging.getLogger("oncely.run").info("before")
-    logs.named("orders")
+    screen.named("orders")
     logging.getLogger("oncely.run").info("checking")
     before, named = capsys.readouterr().err.splitlines()
     assert before.endswith("INFO oncely.run: before")

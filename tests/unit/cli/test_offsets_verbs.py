@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from oncely.cli.offsets import chosen_verb
+from oncely.cli.repair import chosen_verb
 from oncely.cli.verbs import ResetTo
 from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb
-from oncely.reject_summary import printable
+from oncely.wording import printable
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console, Group
 
 from oncely.cli import screen
-from oncely.cli.logs import FIELDS
 from oncely.cli.progress import LiveLine, LiveLines, LogLines, Tally, sentence
+from oncely.cli.screen import FIELDS
 from oncely.core import events
 from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange, TopicPartition

@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from oncely.cli import logs, plan, screen
+from oncely.cli import plan, screen
+from oncely.cli.progress import SparkLog
 from oncely.cli.screen import LEFT, REST, RIGHT, duration, show
-from oncely.cli.spark_log import SparkLog
 from oncely.errors import ConfigError, Fenced, InvariantViolation, Stopped, Unavailable
 from oncely.secrets import Secrets
 
@@ -118,7 +118,7 @@ def test_log_lines_are_redacted(
     monkeypatch.setattr("threading.excepthook", sys.excepthook)
     monkeypatch.setattr("socketserver.BaseServer.handle_error", None)
     try:
-        logs.configure(debug=False)
+        screen.configure(debug=False)
         logging.getLogger("oncely.x").info("secret %s", CANARY)
         logging.getLogger("somebody").info("not shown")
         try:
@@ -138,7 +138,7 @@ HOSTILE = "a\x1b[2J\x9b31m\u202e\r\u2028\x85\n\nFORGED\x07\nFORGED"
 def by_a_log(as_json: bool) -> None:
     before = logging.getLogger().handlers[:]
     try:
-        logs.configure(debug=False, log_format="json" if as_json else "text")
+        screen.configure(debug=False, log_format="json" if as_json else "text")
         raise ValueError(HOSTILE)
     except ValueError as error:
         logging.getLogger("oncely.x").error("%s", error, exc_info=True)

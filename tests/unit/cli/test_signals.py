@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oncely.cli.run import run_files, work_file
-from oncely.cli.signals import Interrupted, Signals
+from oncely.cli.run import Interrupted, Signals, run_files, work_file
 from oncely.cli.verbs import Run, Work
 
 

@@ -31,7 +31,7 @@ oncely.cli.status.opened(Path({file!r})).destination.bare_sink
     ("code", "heavy"),
     [
         (
-            "import oncely.cli.app",
+            "import oncely.cli.verbs",
             ["pyarrow", "numpy", "pydantic", "oncely.config", *OF_OTHER_KINDS],
         ),
         (STATUS, ["oncely.runtimes.batches.run", "oncely.runtimes.row_transform", *OF_OTHER_KINDS]),

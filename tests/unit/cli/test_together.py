@@ -11,18 +11,17 @@ from typing import Any
 
 import pytest
 
-from oncely.cli import logs, screen, verbs
 from oncely.cli import run as run_module
+from oncely.cli import screen, verbs
 from oncely.cli.opened import files_of
-from oncely.cli.progress import LogLines
+from oncely.cli.progress import Failed, LogLines, Run, each, refuse_failed, telling
 from oncely.cli.run import ended, run_files
-from oncely.cli.together import Failed, Run, each, refuse_failed, telling
 from oncely.config import parse
 from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
+from oncely.per_process import Thread
 from oncely.pipeline import Pipeline
 from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets
-from oncely.threads import Thread
 from tests.jobtools import HurriedStop
 
 
@@ -113,7 +112,7 @@ def test_entries_of_all_threads_of_a_run_name_its_pipeline(
 ) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", root.handlers[:])
-    logs.configure(debug=False)
+    screen.configure(debug=False)
 
     def work(run: Run) -> bool:
         beside = Thread(lambda: logging.getLogger("oncely.run").info("beside"), "beside")

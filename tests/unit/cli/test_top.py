@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from oncely.cli import screen, status, web
-from oncely.cli.top import rendered, top
 from oncely.cli.verbs import Status, Top
+from oncely.cli.web import rendered, top
 from oncely.errors import Unavailable
 from oncely.pipeline.status import unreadable
 from oncely.secrets import Secrets

@@ -21,7 +21,7 @@ from oncely.pipeline import Pipeline
 from oncely.pipeline.init import ProposalRequest, pipeline_file
 from oncely.pipeline.running import preflight
 from oncely.stores.sql.postgres import _refuse_broker
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 
 ANSWERS = {
     "TLS": b"\x15\x03\x03\x00\x02\x02P",

@@ -18,7 +18,7 @@ from oncely.decode.avro_read import Corrupt, Incompatible, compile_reader
 from oncely.decode.avro_schema import AvroSchema, Definition
 from oncely.decode.registry import Registry
 from oncely.errors import ConfigError
-from oncely.native import SWITCH
+from oncely.extras import SWITCH
 from tests.registrytools import running
 
 FLIGHT = {

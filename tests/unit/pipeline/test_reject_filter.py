@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncely.cli.rejects import reject_filter
+from oncely.cli.repair import reject_filter
 from oncely.cli.verbs import WhichRejects
 from oncely.config import parse
 from oncely.core.batch import Reject

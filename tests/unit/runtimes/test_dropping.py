@@ -201,7 +201,7 @@ def test_a_signal_ends_the_process_from_within_a_function() -> None:
 
 
 def test_a_request_to_stop_ends_a_function() -> None:
-    """As the handlers of ``oncely.cli.signals`` raise it."""
+    """As the handlers of ``oncely.cli.run`` raise it."""
 
     def interrupted(_: Record) -> bool:
         raise Interrupted

@@ -14,8 +14,7 @@ from oncely.core.batch import Chunk, Rejection, Staged
 from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
-from oncely.errors import TooManyRejects
-from oncely.reject_summary import SAMPLE
+from oncely.errors import SAMPLE, TooManyRejects
 from oncely.runtimes.batches.commit import RangeCommit
 from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.row_transform import Unchanged

@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from oncely.kinds.files.trial import NAMING
-from oncely.testing.semantics.cells import POINTS_OF, SINKS, Outcome, cells, problems
-from oncely.testing.semantics.page import page
+from oncely.testing.semantics.cells import POINTS_OF, SINKS, Outcome, cells, page, problems
 from oncely.testing.semantics.trial import damage
 
 AS_PROMISED = {

@@ -15,7 +15,7 @@ from oncely.errors import ConfigError, Unavailable
 from oncely.stores.sql.dialects import dialect_for
 from oncely.stores.sql.postgres import PostgresDialect
 from oncely.stores.sql.sqlite import Sqlite
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 
 
 def test_postgresql() -> None:

@@ -11,11 +11,11 @@ from unittest import mock
 
 import pytest
 
-from oncely.garbage import no_gc
+from oncely.per_process import no_gc
 from oncely.stores.topic import ledger
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.ledger import TopicLedger
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 
 
 def ledger_of(run: str) -> TopicLedger:

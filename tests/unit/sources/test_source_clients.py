@@ -16,7 +16,7 @@ from oncely.errors import ConfigError, Unavailable
 from oncely.kafka import client as clients
 from oncely.kafka.client import KafkaAdmin, stay_connected
 from oncely.kafka.source import KafkaSource
-from oncely.testing.servers.ports import free_port
+from oncely.testing.servers.process import free_port
 
 TP = TopicPartition("t", 0)
 

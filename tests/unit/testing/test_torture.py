@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from oncely import Worker, WrongInput
-from oncely.cli import torture
+from oncely.cli import semantics
 from oncely.cli.verbs import Torture
 from oncely.errors import Stopped
 from oncely.testing import faults
 from oncely.testing.faults import KillAt
-from oncely.testing.torture import records, trial
-from oncely.testing.torture.records import Record
+from oncely.testing.torture import trial
+from oncely.testing.torture.trial import Record
 
 # -- records -------------------------------------------------------------------------------
 
@@ -32,13 +32,13 @@ def test_records_of_a_file(tmp_path: Path) -> None:
         {"topic": "a", "value": None, "key": 3},
     ]
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    assert records.read(file, ("a", "b")) == [
+    assert trial.read(file, ("a", "b")) == [
         Record("a", b'{"id": 1}', b"k", [("user", b"7")]),
         Record("b", b"text", None, []),
         Record("a", None, b"3", []),
     ]
     file.write_text('{"value": 1}')
-    assert records.read(file, ("a",)) == [Record("a", b"1", None, [])]
+    assert trial.read(file, ("a",)) == [Record("a", b"1", None, [])]
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_records_that_do_not_fit_are_named(tmp_path: Path, text: str, said: str 
     file = tmp_path / "records.jsonl"
     file.write_text(text)
     if said is None:
-        assert len(records.read(file, ("a", "b"))) == 1
+        assert len(trial.read(file, ("a", "b"))) == 1
         return
     with pytest.raises(WrongInput, match=said):
-        records.read(file, ("a", "b"))
+        trial.read(file, ("a", "b"))
 
 
 def test_samples_have_a_value_for_each_column() -> None:
     columns = {"id": pa.int64(), "name": pa.string(), "good": pa.bool_(), "day": pa.date32()}
     columns |= {"at": pa.timestamp("us"), "parts": pa.list_(pa.int8())}
-    found = records.samples(["a", "b"], pa.schema(columns), raw=False)
+    found = trial.samples(["a", "b"], pa.schema(columns), raw=False)
     assert [one.topic for one in found] == ["a"] * 5 + ["b"] * 5
     assert json.loads(found[1].value or b"") == {
         "id": 1, "name": "name 1", "good": False, "at": "2026-01-01T00:00:01Z",
         "day": "2026-01-02", "parts": None,
     }  # fmt: skip
-    (raw, *_) = records.samples(["a"], pa.schema([]), raw=True)
+    (raw, *_) = trial.samples(["a"], pa.schema([]), raw=True)
     assert raw == Record("a", b'{"id": 0}', b"0")
 
 
@@ -235,10 +235,10 @@ def test_what_differs_is_counted_and_ends_the_command_with_1(
         "lost": {"t": 1}, "surplus": {"t": 2},
     }  # fmt: skip
     capsys.readouterr()
-    assert torture._told(outcomes, as_json=True) == 1
+    assert semantics._told(outcomes, as_json=True) == 1
     assert len(json.loads(capsys.readouterr().out)) == 16
     good = [one for one in outcomes if one.is_good]
-    assert torture._told(good, as_json=False) == 0
+    assert semantics._told(good, as_json=False) == 0
     assert "COMMIT" in capsys.readouterr().out
 
 
@@ -276,7 +276,7 @@ def test_runs_with_other_numbers_of_rows_prove_work_after_the_transaction(
 
 def test_a_command_without_a_table_is_refused() -> None:
     with pytest.raises(WrongInput, match="no table"):
-        torture.torture_app(Torture(app_path="m:app"))
+        semantics.torture_app(Torture(app_path="m:app"))
 
 
 def test_a_worker_that_fails_by_itself_is_told(

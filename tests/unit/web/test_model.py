@@ -15,10 +15,9 @@ import pytest
 from oncely.cli.web import subjects_of
 from oncely.core.claim import Counts
 from oncely.core.ranges import TopicPartition
-from oncely.errors import ConfigError, Unavailable, WrongInput
+from oncely.errors import ConfigError, RejectSummary, Unavailable, WrongInput
 from oncely.kafka.source import PartitionLag
 from oncely.pipeline.status import Status
-from oncely.reject_summary import RejectSummary, printable
 from oncely.secrets import Secrets
 from oncely.testing.processes import await_that
 from oncely.verify.reading import DATA, TAKEN, Entry, Held, Ledger
@@ -30,6 +29,7 @@ from oncely.web.model import (
     Overview,
     Point,
     Problem,
+    Reading,
     Subject,
     detail,
     extended,
@@ -38,8 +38,7 @@ from oncely.web.model import (
     judged,
     overview,
 )
-from oncely.web.watch import Reading
-from oncely.wording import duration
+from oncely.wording import duration, printable
 from tests.sinktools import T0, T1
 from tests.webtools import HOSTILE, PASSWORD, Topics, filled, pipeline_file, subject
 
@@ -296,7 +295,7 @@ def test_a_line_over_time_is_bounded_and_keeps_peaks_and_sums() -> None:
 def test_an_overview_is_read_while_nobody_looks_and_at_once_when_somebody_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("oncely.web.watch._KEEP", 0.0)
+    monkeypatch.setattr("oncely.web.model._KEEP", 0.0)
     read = threading.Semaphore(0)
 
     def count(before: int | None) -> int:

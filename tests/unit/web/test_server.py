@@ -22,11 +22,9 @@ from oncely.pipeline.status import NOBODY, Judgement
 from oncely.testing.processes import await_that
 from oncely.web import page
 from oncely.web.access import Access, checked_token
-from oncely.web.audits import newest, report_of
-from oncely.web.model import Overview, Point, Subject, detail, overview
-from oncely.web.server import Site
+from oncely.web.model import Overview, Point, Subject, Watched, detail, overview
+from oncely.web.server import Site, newest, report_of
 from oncely.web.style import SCRIPT, STYLE
-from oncely.web.watch import Watched
 from tests.sinktools import T0, T1, Place, Rec, chunk, commit_all, open_sink, sink_to
 from tests.unit.audit import reports
 from tests.webtools import PASSWORD, Topics, filled, pipeline_file, subject

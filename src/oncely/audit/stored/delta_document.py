@@ -20,8 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from oncely.audit.stored.dead_letters import Letter, content_of
-from oncely.audit.stored.topic_ledger import StoredTotals
+from oncely.audit.stored.topic_ledger import Letter, StoredTotals, content_of
 from oncely.core.ranges import TopicPartition, from_tree
 from oncely.errors import OlderFormat
 from oncely.stores.objects.store import NoSuchFile, Store

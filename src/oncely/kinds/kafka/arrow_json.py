@@ -36,7 +36,7 @@ import pyarrow.types as pt
 
 from oncely.core.times import require_text
 from oncely.errors import check
-from oncely.native import native
+from oncely.extras import native
 
 Decimals = Literal["text", "number"]
 _ENCODERS: dict[Decimals, Callable[[Any], bytes]] = {

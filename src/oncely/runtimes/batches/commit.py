@@ -41,11 +41,18 @@ from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
-from oncely.errors import DataLost, InvariantViolation, TooManyRejects, Unavailable, check
+from oncely.errors import (
+    DataLost,
+    InvariantViolation,
+    RejectSample,
+    RejectSummary,
+    TooManyRejects,
+    Unavailable,
+    check,
+)
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import CommitsChunks, Sink, StagesBatches, StagingTask
 from oncely.phases import phase, timed
-from oncely.reject_summary import RejectSample, RejectSummary
 from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
 from oncely.runtimes.chunks import ChunkBounds, Processing, dead_letters
 from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out

@@ -22,10 +22,10 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.pandas_import import without_pandas
 from oncely.runtimes.jobs import base
 from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.secrets import carried
+from oncely.users_function import without_pandas
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from oncely.core.batch import Batch, Reject, Rejection
 from oncely.core.claim import Counts, refuse_beyond
 from oncely.core.ranges import TopicPartition
 from oncely.decode.base import Decoded, Decoder
+from oncely.errors import KEPT, RejectSample, RejectSummary
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import PacksRows, StagesBatches
 from oncely.phases import phase
-from oncely.reject_summary import KEPT, RejectSample, RejectSummary
 from oncely.runtimes.batches.commit import fetched, isolating
 from oncely.runtimes.batches.plan import Ranges, shares_of
 from oncely.runtimes.chunks import Processing, dead_letters

@@ -31,10 +31,10 @@ from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, OncelyError, TopicMissing, Unavailable
-from oncely.garbage import rare_collections
 from oncely.kafka.group import GroupConsumer, Rebalances
 from oncely.kafka.inbox import PollResult
 from oncely.kafka.records import Records, offsets_of, timestamps_of, without
+from oncely.per_process import rare_collections
 from oncely.phases import Seconds, into
 from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries

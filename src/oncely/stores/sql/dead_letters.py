@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from oncely.core.batch import DISCARDED, Reject
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.reject_summary import printable
 from oncely.stores.sql.connection import Connection, Params, RowsKept, TableName
 from oncely.stores.sql.statements import within
 from oncely.stores.sql.tables import LedgerTables
+from oncely.wording import printable
 
 _DDL = """CREATE TABLE IF NOT EXISTS {table} (
     pipeline TEXT NOT NULL,

@@ -24,11 +24,11 @@ import psutil
 
 from oncely import artifacts
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.testing.servers import pginstall
+from oncely.per_process import tries
+from oncely.testing.servers import postgres
 from oncely.testing.servers.kafka import Broker
-from oncely.testing.servers.ports import free_port, is_free
 from oncely.testing.servers.postgres import Postgres
-from oncely.tries import tries
+from oncely.testing.servers.process import free_port, is_free
 
 _MODULE = "oncely.testing.servers.background"
 _START = 180.0
@@ -113,7 +113,7 @@ def _locked(folder: Path | None) -> Iterator[Path]:
     if home.stat().st_uid != os.getuid():
         raise WrongInput(f"{home} belongs to another user", way_out="--folder, or ONCELY_LOCAL_DIR")
     # PostgreSQL can't run as root: the user of its server passes into a directory of its own.
-    within = pginstall.server_user() is not None and (home / "postgres").exists()
+    within = postgres.server_user() is not None and (home / "postgres").exists()
     home.chmod(0o711 if within else 0o700)
     (home / "lock").touch(mode=0o600)
     with (home / "lock").open("w") as file:
@@ -210,8 +210,8 @@ def _settings(home: Path) -> dict[str, str]:
         settings = json.loads((home / "settings.json").read_text())
     if "postgres_directory" not in settings:
         own = home / "postgres"
-        if pginstall.server_user() is not None and not pginstall.reachable(home):
-            own = pginstall.reachable_directory("oncely-postgres-")
+        if postgres.server_user() is not None and not postgres.reachable(home):
+            own = postgres.reachable_directory("oncely-postgres-")
         settings["postgres_directory"] = str(own)
     for name in ("kafka_port", "postgres_port"):
         if name not in settings or not is_free(int(settings[name])):

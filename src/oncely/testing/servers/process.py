@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, even if the parent is killed.
+"""Servers as child processes that end with their parent, even if the parent is killed; free ports.
 
 A small guard (:mod:`oncely.testing.servers._guard`) is the real parent of the server. It holds the
 reading end of a pipe whose writing end only this process has; the kernel closes that on every kind
@@ -14,21 +14,29 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
+import functools
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 from oncely.errors import InvariantViolation, Unavailable, WrongInput
-from oncely.tries import tries
+from oncely.per_process import tries
+from oncely.secrets import Secrets, scope
 
 _GUARD = Path(__file__).with_name("_guard.py")
 _POLL = 0.02
@@ -263,3 +271,181 @@ def _forked() -> None:
 
 atexit.register(_leave)
 os.register_at_fork(after_in_child=_forked)
+
+HOST = "127.0.0.1"
+_LOWEST, _HIGHEST = 15_000, 32_000
+_TRIES = 200
+_CHANCE = random.SystemRandom()  # with equal seeds, two processes would draw the same ports
+_given: set[int] = set()  # a process can lock a byte twice
+
+
+def free_port() -> int:
+    """Return a port without a listener, below the range that the system assigns to clients.
+
+    It is reserved until this process ends, also among processes: a server that starts for seconds
+    or is stopped does not listen.
+
+    A server that is restarted needs its port again. A port from the clients' (ephemeral) range
+    might be used by another outgoing connection meanwhile; worse, a client that keeps trying to
+    reach the stopped server on such a port can be assigned the same port and connect to itself.
+    """
+    highest = min(_HIGHEST, max(_first_ephemeral() - 1, _LOWEST + 1000))
+    for _ in range(_TRIES):
+        port = _CHANCE.randint(_LOWEST, highest)
+        if port not in _given and _reserve(port):
+            _given.add(port)
+            if is_free(port):
+                return port
+    raise OSError(f"no free port between {_LOWEST} and {highest}")
+
+
+def _reserve(port: int) -> bool:
+    """Lock the port's byte in a file that all processes of the user share."""
+    try:
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@functools.cache
+def _reservations() -> int:
+    """The file stays open: closing it releases the locks, which a forked child does not own.
+
+    Its name can be guessed, and every user of the machine can make a file or a link of that name.
+    """
+    path = Path(tempfile.gettempdir()) / f"oncely-ports-{os.getuid()}"
+    with suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        if os.fstat(file).st_uid == os.getuid():
+            return file
+        os.close(file)
+    raise WrongInput(f"{path} is not a file of yours", way_out="delete it, or set TMPDIR")
+
+
+def is_free(port: int) -> bool:
+    """True if a server could listen on the port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _first_ephemeral() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return _HIGHEST
+
+
+class ChildServer(ABC):
+    """A server with a directory of its own; a context manager that starts and closes it.
+
+    Pickled, it becomes a view of the running server in another process: a view has the same
+    methods, but refuses to start or end the server.
+
+    Args:
+        directory: the directory of its data; it exists.
+        temporary: True if :meth:`close` deletes the directory.
+    """
+
+    name: ClassVar[str]
+    """The server's name in messages."""
+
+    def __init__(self, directory: Path, *, temporary: bool) -> None:
+        self.directory = directory
+        self._temporary = temporary
+        self._process: Process | ForeignProcess | None = None
+        self._secrets = Secrets()
+
+    @property
+    def pid(self) -> int:
+        """The pid of the server's first process.
+
+        Raises:
+            WrongInput: it is not running.
+        """
+        return self._started().pid
+
+    @property
+    def running(self) -> bool:
+        """True if the server's first process is running."""
+        return self._process is not None and self._process.running
+
+    def start(self) -> Self:
+        """Start the server; return when it responds to a client.
+
+        Raises:
+            Unavailable: it did not start; with the end of its log.
+            WrongInput: its programs are missing.
+        """
+        if self.running:
+            return self
+        if isinstance(self._process, ForeignProcess):
+            self._process.refuse()
+        with scope(self._secrets):  # an error quotes the server's log
+            process = self._process = self._launch()
+            try:
+                self._await_ready(process)
+            except BaseException:
+                self.kill()
+                raise
+        return self
+
+    def stop(self) -> None:
+        """Stop the server. Data and port are kept."""
+        if self._process is not None:
+            self._process.stop()
+
+    def kill(self) -> None:
+        """Crash the server. Data and port are kept."""
+        if self._process is not None:
+            self._process.kill()
+
+    def restart(self) -> None:
+        """Stop and start again, on the same port with the same data."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop, and delete the directory if it was a temporary one."""
+        if self._temporary:
+            self.kill()
+            shutil.rmtree(self.directory, ignore_errors=True)
+        else:
+            self.stop()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def _launch(self) -> Process:
+        """Prepare the directory and start the process."""
+
+    @abstractmethod
+    def _await_ready(self, process: Process) -> None:
+        """Return when the server responds; raises Unavailable if it does not."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        process = self._process and self._process.view()
+        return {**self.__dict__, "_process": process, "_temporary": False}
+
+    def _started(self) -> Process | ForeignProcess:
+        if self._process is None:
+            raise WrongInput(f"{self.name} is not running", way_out="start() it first")
+        return self._process
+
+    @property
+    def _delete_after(self) -> Path | None:
+        """The directory, if it must be deleted after the death of this process."""
+        return self.directory if self._temporary else None

@@ -13,8 +13,7 @@ import psutil
 
 from oncely import artifacts
 from oncely.errors import WrongInput
-from oncely.testing.servers.ports import HOST, free_port
-from oncely.testing.servers.process import Process, wait_until
+from oncely.testing.servers.process import HOST, Process, free_port, wait_until
 
 _START = 60.0
 _DAEMON_HEAP = "256m"
