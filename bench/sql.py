@@ -33,7 +33,7 @@ from bench.counting import CountingSink
 from bench.match import Contender, Contest, Match, Stage, against, flights
 from bench.measure import IN_BULK, NO_OPTIONS, Sample
 from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, record, row, wrong_table
-from oncely.commit.delivery import Delivery
+from oncely.commit.path import Delivery
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
 from oncely.pipeline import Pipeline

@@ -13,8 +13,7 @@ import confluent_kafka as ck
 
 from oncely.commit.run import OpenLedger
 from oncely.core import events, lanes
-from oncely.core.claim import Claim, Fence, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Entry, Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer

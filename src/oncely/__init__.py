@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
     from oncely.config import PipelineSettings, load, parse
+    from oncely.context import Record
     from oncely.core import events
     from oncely.core.events import Event, Listener
     from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
-    from oncely.core.record import Record
     from oncely.errors import (
         ConfigError,
         DataLost,
@@ -82,7 +82,7 @@ _NAMES = {
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
     "oncely.runtimes.stop": "StopSignal",
-    "oncely.core.record": "Record",
+    "oncely.context": "Record",
     "oncely.kinds.handlers.batch": "Batch",
     "oncely.kinds.handlers.sink": "Handler",
     "oncely.kafka.reset": "Verb",

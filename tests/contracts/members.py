@@ -13,8 +13,7 @@ from typing import Any
 from unittest import mock
 
 from oncely import phases
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome
+from oncely.commit.path import Delivery, Outcome
 from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.batch import Chunk

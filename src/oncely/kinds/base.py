@@ -10,7 +10,7 @@ Every sink must have:
 
 For rows that belong to records it must have one of these, which ``Kind.commits`` names:
 
-    CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.delivery``
+    CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.path``
         absent        ``oncely work`` refuses ``sink.kind`` (``pipeline.guarantee.refuse_unfit``)
     StagesBatches     ``ranges``: tasks stage, the driver publishes: ``runtimes.batches.commit``
         absent        tasks commit chunks
@@ -63,8 +63,7 @@ from oncely.core.change import (
     RewriteKind,
     Rewritten,
 )
-from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Counts, Entry, Fence, Finished, Opened, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.stores.document import Ledger
 

@@ -28,7 +28,7 @@ from oncely.users_function import said
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.commit.delivery import Order
+    from oncely.commit.path import Order
     from oncely.commit.run import CommitContext, Interval, OpenLedger
     from oncely.core.events import Listener
     from oncely.decode.base import Decoder

@@ -11,8 +11,7 @@ from contextvars import copy_context
 from typing import Self, TypeVar
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import ByKey, Outcome, commit
+from oncely.commit.path import ByKey, Delivery, Outcome, commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Budget, Fence
 from oncely.errors import check

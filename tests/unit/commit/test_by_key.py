@@ -12,12 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import ByKey, Outcome, commit, pass_over
+from oncely.commit.path import ByKey, Delivery, Outcome, commit, pass_over
 from oncely.core.batch import Chunk
-from oncely.core.claim import Budget, Claim, Fence, Finished, Opened, PositionMoved, Takeover
+from oncely.core.claim import Budget, Claim, Entry, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.lanes import lane_of
-from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, OncelyError, Stopped, Unavailable
 from oncely.runtimes.pipelined_commit import PipelinedCommit

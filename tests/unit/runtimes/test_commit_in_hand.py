@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.batch import Chunk
-from oncely.core.claim import Budget, Claim, Counts, Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Budget, Claim, Counts, Entry, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import (

@@ -33,8 +33,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome, behind, pass_over
+from oncely.commit.path import Delivery, Outcome, behind, pass_over
 from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond

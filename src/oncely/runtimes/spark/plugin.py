@@ -24,8 +24,7 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.commit.run import Housekeeping
 from oncely.core.batch import Batch
-from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
-from oncely.core.ledger import Entry
+from oncely.core.claim import NO_RECORDS, Claim, Entry, Fence, QueryBatch
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, OncelyError, WrongInput
 from oncely.kinds.base import PacksRows

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 from confluent_kafka import KafkaException
 
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Stopped
 from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, KafkaAdmin, classify_error, make

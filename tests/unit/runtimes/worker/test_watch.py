@@ -11,8 +11,7 @@ import pytest
 
 from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
-from oncely.core.claim import Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.kafka.inbox import PollResult
