@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.status import Judgement, Status
     from oncely.pipeline.streaming import write_stream
     from oncely.runtimes.dropping import Drops
-    from oncely.runtimes.stop import StopSignal
+    from oncely.threads import StopSignal
     from oncely.verify.report import Report as VerifyReport
 
     __version__: str
@@ -81,7 +81,7 @@ _NAMES = {
     "oncely.pipeline.status": "Judgement Status",
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
-    "oncely.runtimes.stop": "StopSignal",
+    "oncely.threads": "StopSignal",
     "oncely.context": "Record",
     "oncely.kinds.handlers.batch": "Batch",
     "oncely.kinds.handlers.sink": "Handler",

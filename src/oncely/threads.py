@@ -1,4 +1,5 @@
-"""Threads that inherit the context variables of the thread that creates them.
+"""Threads that inherit the context variables of the thread that creates them; and requests to end
+a run, which they see.
 
 The context contains the secrets in scope, and the pipeline that log entries name. Python 3.14 has
 the same as ``sys.flags.thread_inherit_context``.
@@ -60,3 +61,29 @@ def repeat(over: threading.Event, seconds: float, work: Callable[[], object]) ->
             if said != known:
                 log.error("unexpected, and tried again every %g s: %s", seconds, said)
             known = said
+
+
+class StopSignal:
+    """Two steps: drain, then at once. Safe to set from a signal handler."""
+
+    def __init__(self) -> None:
+        self._drain = threading.Event()
+        self._now = threading.Event()
+
+    def ask(self) -> None:
+        """The first call requests to drain, the second to end at once."""
+        (self._now if self._drain.is_set() else self._drain).set()
+
+    @property
+    def draining(self) -> bool:
+        """True after the first request."""
+        return self._drain.is_set()
+
+    @property
+    def now(self) -> bool:
+        """True after the second request."""
+        return self._now.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, but no longer than until the next request."""
+        return self._drain.wait(seconds)

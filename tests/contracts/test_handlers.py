@@ -21,9 +21,8 @@ from psycopg.rows import dict_row
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import ByKey
 from oncely.context import Record
-from oncely.core.batch import BudgetSpent, Chunk
+from oncely.core.batch import BudgetSpent, Chunk, lane_of
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
-from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Fenced, GivenUp, Interrupted, Stopped, TooManyRejects, WrongInput
 from oncely.kinds.handlers import sink as handlers_sink

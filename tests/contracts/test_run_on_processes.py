@@ -17,8 +17,8 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import WrongInput
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.servers.kafka import Broker
+from oncely.threads import StopSignal
 from tests.conftest import produce
 from tests.sinktools import Place
 

@@ -29,8 +29,8 @@ from oncely.config import parse
 from oncely.errors import Fenced
 from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import session
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that
+from oncely.threads import StopSignal
 from tests.conftest import repository
 
 Done = subprocess.CompletedProcess[str]

@@ -22,9 +22,9 @@ from oncely.extras import is_installed
 from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
 from oncely.pipeline.running import Http
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that, child
 from oncely.testing.servers.ports import free_port
+from oncely.threads import StopSignal
 from tests.prometheus import samples
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World, assert_exactly_once

@@ -14,8 +14,8 @@ import pytest
 from oncely.config import parse
 from oncely.pipeline import Pipeline
 from oncely.pipeline.standby import run_when_elected
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import Child, await_that, child, kill_tree
+from oncely.threads import StopSignal
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World, assert_exactly_once, assert_steps
 

@@ -13,8 +13,8 @@ from oncely.core import events
 from oncely.errors import Fenced, SourceMismatch
 from oncely.kafka.reset import Verb
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that
+from oncely.threads import StopSignal
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World, toml

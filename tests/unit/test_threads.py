@@ -12,7 +12,7 @@ from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.source import KafkaSource
-from oncely.runtimes.mirror import GroupOffsetPublisher
+from oncely.runtimes.batches.run import GroupOffsetPublisher
 from oncely.testing.processes import await_that
 from oncely.threads import Thread, repeat
 

@@ -40,6 +40,8 @@ from oncely.core.batch import (
     BudgetSpent,
     Chunk,
     CommitBudget,
+    KeyShards,
+    Parts,
     Reject,
     Rejection,
     StagedRowsGone,
@@ -62,7 +64,6 @@ from oncely.core.claim import (
     decide,
     decide_parts,
 )
-from oncely.core.lanes import KeyShards, Parts
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import (
     Fenced,

@@ -1,5 +1,5 @@
-"""ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow; and the instants
-that have such a text, as Arrow writes a wrong one for others.
+"""ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow; and the
+instants that have such a text, as Arrow writes a wrong one for others.
 
 Digits beyond the sixth are cut off, or refused unless they are zeros. The rule for both::
 

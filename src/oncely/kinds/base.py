@@ -28,7 +28,7 @@ For workers (``oncely work``) it may have, beside CommitsChunks:
 
     FinishesParts     threads commit by key: ``commit.path.ByKey``
         absent        one thread commits a chunk (``threads`` is an argument of ``Worker.handle``)
-    PreparesChunks    a part of a commit is computed early: ``runtimes.worker.run``
+    PreparesChunks    a part of a commit is computed early: ``runtimes.worker.member``
         absent        the commit computes it
     SendsOffsets      its transactions contain the group's offsets: ``pipeline.working``
         absent        members mark the ledger's positions in their group

@@ -21,7 +21,7 @@ from oncely.kinds.kind import kind_of
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
-from oncely.runtimes.stop import StopSignal
+from oncely.threads import StopSignal
 from oncely.users_function import said, users_function
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., object])

@@ -21,7 +21,6 @@ from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import StartTime
 from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
-from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
 from oncely.users_function import said
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from oncely.runtimes.batches.run import CommitsBatches
     from oncely.runtimes.chunks import ChunkBounds
     from oncely.runtimes.dropping import Drops
-    from oncely.runtimes.jobs.base import Jobs
+    from oncely.runtimes.jobs import Jobs
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import Transform
     from oncely.runtimes.takeover import Takeovers
@@ -271,10 +270,13 @@ class Parts:
         Raises:
             ConfigError: the client's package is not installed.
         """
+        if self.settings.offsets.store == "ledger":
+            return None
+        from oncely.pipeline.stored_destination import store_of
         from oncely.stores.offsets.base import StoreLedger
 
         store = store_of(self.settings.offsets, self.settings.name, self.source)
-        return None if store is None else StoreLedger(store, self.settings.name)
+        return StoreLedger(store, self.settings.name)
 
     def sink(self, schema: pa.Schema) -> Sink:
         """The destination and the ledger beside it, for rows of these columns."""

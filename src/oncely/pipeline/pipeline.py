@@ -8,10 +8,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from oncely.config import PipelineSettings, load
-from oncely.core import events
 from oncely.kafka.client import at_start
 from oncely.pipeline.parts import Parts, hiding
-from oncely.runtimes.stop import StopSignal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
+    from oncely.core import events
     from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.kafka.reset import Verb
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
+    from oncely.threads import StopSignal
     from oncely.verify.report import Report as VerifyReport
 
 
@@ -109,6 +109,7 @@ class Pipeline(Parts):
             Unavailable: a server did not return within the retries.
         """
         from oncely.pipeline.running import RunOptions, run
+        from oncely.threads import StopSignal
 
         stop = stop or StopSignal()
         return run(self, RunOptions(until, stop, listener, events, http, on_fenced, spark))
@@ -136,6 +137,7 @@ class Pipeline(Parts):
         """
         from oncely.pipeline.running import RunOptions
         from oncely.pipeline.working import work
+        from oncely.threads import StopSignal
 
         stop = stop or StopSignal()
         return work(self, RunOptions(until, stop, listener, events, http, on_fenced))

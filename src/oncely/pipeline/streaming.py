@@ -21,7 +21,7 @@ from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import TableSpec
 from oncely.kinds.sql_ledger import look
-from oncely.pipeline.sessions import STREAMING, check_session
+from oncely.pipeline.application import STREAMING, check_session
 from oncely.runtimes.spark.plugin import (
     Checkpoint,
     PublishedBatches,

@@ -18,12 +18,10 @@ from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.guarantee import refuse_unfit
 from oncely.pipeline.running import RunOptions, observed
 from oncely.pipeline.standby import work_when_alone
-from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import EndOffsets
-from oncely.runtimes.worker.assignment import BufferLimits
-from oncely.runtimes.worker.filters import Delay, Throttle
-from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import WorkerRun
+from oncely.runtimes.worker.assignment import BufferLimits, Delay, Throttle
+from oncely.runtimes.worker.member import Member, WorkerRun
+from oncely.threads import StopSignal
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

@@ -12,7 +12,7 @@ import pytest
 
 from oncely.cli import run, screen
 from oncely.runtimes.spark import session
-from oncely.runtimes.stop import StopSignal
+from oncely.threads import StopSignal
 
 Codes = queue.Queue[int]
 """Exit codes with which the process would have ended."""

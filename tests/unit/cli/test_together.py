@@ -20,9 +20,8 @@ from oncely.cli.together import Failed, Run, each, refuse_failed, telling
 from oncely.config import parse
 from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets
-from oncely.threads import Thread
+from oncely.threads import StopSignal, Thread
 from tests.jobtools import HurriedStop
 
 

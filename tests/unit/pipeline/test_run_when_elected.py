@@ -12,7 +12,7 @@ from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, Stopped
 from oncely.pipeline import Pipeline, standby
-from oncely.runtimes.stop import StopSignal
+from oncely.threads import StopSignal
 
 MINIMAL = {
     "name": "p",

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.pipeline import working
-from oncely.runtimes.stop import StopSignal
+from oncely.threads import StopSignal
 
 
 class Run:

@@ -23,10 +23,9 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.commit import RangeReader, TaskResult, commit_chunks
-from oncely.runtimes.chunks import ChunkBounds
-from oncely.runtimes.jobs.base import Attempt, Spent, answers
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.batches.commit import TaskResult, commit_chunks
+from oncely.runtimes.chunks import ChunkBounds, PipelinedCommit, RangeReader
+from oncely.runtimes.jobs import Attempt, Spent, answers
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, records
 from tests.sinktools import T0, at_t0, numbered, together

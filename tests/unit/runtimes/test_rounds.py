@@ -19,8 +19,8 @@ from oncely.kafka.source import Look, Watermarks
 from oncely.runtimes import takeover
 from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers
+from oncely.threads import StopSignal
 from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
