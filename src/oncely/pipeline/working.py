@@ -17,7 +17,6 @@ from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
 from oncely.pipeline.guarantee import refuse_unfit
 from oncely.pipeline.running import RunOptions, observed
-from oncely.pipeline.standby import work_when_alone
 from oncely.runtimes.takeover import EndOffsets
 from oncely.runtimes.worker.assignment import BufferLimits, Delay, Throttle
 from oncely.runtimes.worker.member import Member, WorkerRun
@@ -42,6 +41,8 @@ def _started(pipeline: Parts, given: RunOptions) -> bool:
         pipeline.preflight()
     once = partial(pipeline.with_newest_schema, partial(_work, pipeline, given))
     if given.on_fenced == "wait":
+        from oncely.pipeline.standby import work_when_alone
+
         return work_when_alone(pipeline, once, given.stop, given.listener)
     return once()
 
