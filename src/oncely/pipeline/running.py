@@ -378,14 +378,13 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
         with closing(ProcessJobs(settings.process_count)) as jobs:
             yield jobs
         return
-    from oncely.pipeline.application import check_session, started
     from oncely.runtimes.spark import session
     from oncely.runtimes.spark.jobs import SparkJobs
 
     given = spark or session.existing()
     if given is not None:
-        check_session(given)
-    with started(pipeline, given) as running:
+        session.check_session(given)
+    with session.started(pipeline.start_spark, given) as running:
         yield SparkJobs(running, settings.name)
 
 

@@ -1,5 +1,6 @@
-"""The Spark session of a run, with the settings that the guarantee requires; and checks of its
-executors: a small job imports the modules that a task will import, and another one asks Kafka."""
+"""The Spark session of a run, with the settings that the guarantee requires; checks of one that
+Oncely has not created; and of its executors: a small job imports the modules that a task will
+import, and another one asks Kafka."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 from oncely.artifacts import java, spark_home, spark_jars
-from oncely.errors import OncelyError, Unavailable
+from oncely.errors import ConfigError, OncelyError, Unavailable
 from oncely.extras import MODULES, PACKAGES, is_installed, require
 from oncely.kafka.source import KafkaSource
 from oncely.secrets import carried, redact
@@ -296,6 +298,86 @@ def _spark_defaults() -> str:
 def _escaped(value: str) -> str:
     """A value in the syntax of java.util.Properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+# -- sessions that Oncely has not created ----------------------------------------------------
+
+
+_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
+Allowed = Mapping[str, tuple[Callable[[str], bool], str]]
+"""Settings that break the guarantee: their allowed values, and the reason."""
+STREAMING: Allowed = {
+    "spark.sql.streaming.minBatchesToRetain": (
+        lambda value: value.isdecimal() and int(value) > 1,
+        "with fewer batches kept in the checkpoint, the start of a batch is not known",
+    ),
+    "spark.sql.streaming.disabledV2MicroBatchReaders": (
+        lambda value: "kafka" not in value.lower(),
+        "the older Kafka reader plans its ranges in another way",
+    ),
+    "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": (
+        lambda value: value != "true",
+        "the older way of fetching offsets joins a consumer group and can wait forever",
+    ),
+}
+"""Those of Structured Streaming, which ``write_stream`` uses."""
+
+
+@contextmanager
+def started(
+    start: Callable[[], SparkSession], given: SparkSession | None
+) -> Iterator[SparkSession]:
+    """The session that is given; otherwise a new one, which is stopped at the end."""
+    if given is not None:
+        yield given
+        return
+    own = start()
+    try:
+        yield own
+    finally:
+        stop(own)
+
+
+def check_session(spark: SparkSession, more: Allowed = MappingProxyType({})) -> None:
+    """Refuse a session that Oncely has not created and that does not fulfil its requirements.
+
+    Args:
+        spark: the session.
+        more: requirements beside those of every run, such as :data:`STREAMING`.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if not is_ours(spark):
+        asked = {key: spark.conf.get(key, None) for key in (_ATTEMPTS, *more)}
+        given = {key: value for key, value in asked.items() if value is not None}
+        check_settings({**dict(spark.sparkContext.getConf().getAll()), **given}, more)
+
+
+def check_settings(conf: Mapping[str, str], more: Allowed = MappingProxyType({})) -> None:
+    """Refuse the settings of a session that break the guarantee.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    from oncely.config.runtimes import REFUSED, is_local
+
+    allowed: Allowed = {_ATTEMPTS: (lambda value: value == "1", REFUSED[_ATTEMPTS][0]), **more}
+    wrong = [key for key, (allows, _) in allowed.items() if key in conf and not allows(conf[key])]
+    # In one process no shuffle output is lost, and Spark's default is harmless.
+    if _ATTEMPTS not in conf and not is_local(conf.get("spark.master", "")):
+        wrong.append(_ATTEMPTS)
+    for key in wrong:
+        found = f"is {conf[key]!r}" if key in conf else "is not set"
+        way_out = f'begin the session with .config("{key}", "1")' if key == _ATTEMPTS else ""
+        raise ConfigError(
+            key,
+            f"{found} in the Spark session that exists: {allowed[key][1]}",
+            way_out=way_out or "begin the session without it",
+        )
+
+
+# -- executors -----------------------------------------------------------------------------
 
 
 NEEDED = ("oncely", "pyarrow", "confluent_kafka", "duckdb", "msgspec")
