@@ -19,8 +19,7 @@ import psycopg
 import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import commit
+from oncely.commit.path import Delivery, commit
 from oncely.core.batch import Chunk
 from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oncely.core.batch import Chunk
-from oncely.core.claim import Claim, Counts, Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Counts, Entry, Fence
 from oncely.core.ranges import TopicPartition
 
 _positions: dict[tuple[str, TopicPartition], int] = {}

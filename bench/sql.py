@@ -33,16 +33,21 @@ from bench.counting import CountingSink
 from bench.match import Contender, Contest, Match, Stage, against, flights
 from bench.measure import IN_BULK, NO_OPTIONS, Sample
 from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, record, row, wrong_table
-from oncely.commit.delivery import Delivery
+from oncely.commit.path import Delivery
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
-from oncely.runtimes.batches.commit import RangeReader, TaskResult, commit_chunks
-from oncely.runtimes.batches.plan import Ranges, plan_ranges, shares_of
-from oncely.runtimes.jobs.base import Task, all_of
+from oncely.runtimes.batches.commit import (
+    TaskResult,
+    commit_chunks,
+    plan_ranges,
+    shares_of,
+)
+from oncely.runtimes.chunks import RangeReader, Ranges
+from oncely.runtimes.jobs import Task, all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs
-from oncely.runtimes.stop import StopSignal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -106,7 +106,7 @@ Min(a, b) == IF a < b THEN a ELSE b
 
 Max(a, b) == IF a > b THEN a ELSE b
 
-(* What has taken effect, and core.ledger.advance: the end of contiguous   *)
+(* What has taken effect, and core.claim.advance: the end of contiguous    *)
 (* offsets.                                                                *)
 Done(p) == {o \in Offset : o < db.positions[p].at} \cup db.beyond[p]
 IsDone(p, o) == o \in Done(p)

@@ -16,9 +16,10 @@ from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.source import KafkaSource, Look
-from oncely.runtimes.batches import commit
-from oncely.runtimes.batches.commit import PartitionCommit, RangeReader
+from oncely.runtimes import chunks
+from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun
+from oncely.runtimes.chunks import RangeReader
 from oncely.runtimes.takeover import EndOffsets, SameLog, Takeovers
 from simulate.logs import ScriptedSource
 from simulate.mistakes import Mistake, answer_taken_for_failure, epoch_not_compared
@@ -62,8 +63,8 @@ def _any_end_proves() -> AbstractContextManager[object]:
 
 def _truncated_input() -> AbstractContextManager[object]:
     """An input that ends early looks complete."""
-    fetched = commit.fetched
-    return _patch(commit, "fetched", lambda *given: islice(fetched(*given), 2))
+    fetched = chunks.fetched
+    return _patch(chunks, "fetched", lambda *given: islice(fetched(*given), 2))
 
 
 def _high_watermark_planned() -> AbstractContextManager[object]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from oncely.core.claim import Claim, Fence, Notes, Opened, Positions, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Entry, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Fenced
 from simulate.logs import Logs

@@ -21,13 +21,13 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.kafka import reader
-from oncely.runtimes import pipelined_commit
-from oncely.runtimes.batches import commit, plan, run
+from oncely.per_process import StopSignal
+from oncely.runtimes import chunks
+from oncely.runtimes.batches import commit, run
 from oncely.runtimes.batches.commit import PartitionCommit
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.row_transform import Unchanged
-from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import Takeovers
 from simulate.batch_store import BatchLedger, BatchStore
 from simulate.jobs import BatchThread, ScriptedJobs, TaskCommit, wait
@@ -334,16 +334,16 @@ def _scripted(world: BatchWorld) -> Iterator[None]:
         schedule = world.schedule
 
     patches: list[tuple[Any, str, object]] = [
-        (pipelined_commit, "Backoff", patience),
+        (chunks, "Backoff", patience),
         (path, "Backoff", patience),
         (run, "ThreadPoolExecutor", BatchThread),
         (run, "wait", wait),
         (run, "time", clock),
         (reader, "time", clock),
         (reader, "make", consumer),
-        (plan, "OFFSETS_A_TASK", _OFFSETS_A_TASK),
+        (commit, "OFFSETS_A_TASK", _OFFSETS_A_TASK),
         (commit, "PipelinedCommit", Commit),
-        (commit, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
+        (chunks, "isolate_crashes", lambda decoder, records: decoder.decode(records)),
     ]
     with ExitStack() as stack:
         for where, name, what in patches:

@@ -10,8 +10,8 @@ from typing import Any, Self
 from oncely.commit.path import Outcome
 from oncely.core.claim import Budget
 from oncely.errors import Unavailable
-from oncely.runtimes.jobs.base import Attempt, Found, Given, Share, Task, answers
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.chunks import PipelinedCommit
+from oncely.runtimes.jobs import Attempt, Found, Given, Share, Task, answers
 from simulate.schedule import Killed, Schedule, Steps, Violation, step
 
 _ATTEMPTS = 4
@@ -53,7 +53,7 @@ class ScriptedJobs:
         """Nothing to show."""
 
     def run(self, task: Task[Share, Given], shares: Sequence[Share]) -> list[Found[Given]]:
-        """See :class:`~oncely.runtimes.jobs.base.Jobs`."""
+        """See :class:`~oncely.runtimes.jobs.Jobs`."""
         tasks = [_Share(one) for one in shares]
         try:
             while left := [one for one in tasks if one.answers is None]:

@@ -12,9 +12,8 @@ from unittest import mock
 import confluent_kafka as ck
 
 from oncely.commit.run import OpenLedger
-from oncely.core import events, lanes
-from oncely.core.claim import Claim, Fence, Takeover
-from oncely.core.ledger import Entry
+from oncely.core import batch, events
+from oncely.core.claim import Claim, Entry, Fence, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer
@@ -286,7 +285,7 @@ def _unfinished_passed_over() -> AbstractContextManager[object]:
 def _key_on_two_threads() -> AbstractContextManager[object]:
     """The records of a key go round the threads."""
     calls = itertools.count()
-    return _patch(lanes, "lane_of", lambda _, number: next(calls) % number)
+    return _patch(batch, "lane_of", lambda _, number: next(calls) % number)
 
 
 def _at_the_end_until_taken() -> AbstractContextManager[object]:

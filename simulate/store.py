@@ -11,6 +11,7 @@ from oncely.core.claim import (
     NO_RECORDS,
     Claim,
     Counts,
+    Entry,
     Fence,
     Finished,
     Notes,
@@ -18,8 +19,10 @@ from oncely.core.claim import (
     PositionMoved,
     Positions,
     Takeover,
+    Trim,
+    advance,
+    decide_parts,
 )
-from oncely.core.ledger import Entry, Trim, advance, decide_parts
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition, normalize
 from oncely.errors import Fenced, Unavailable
 from simulate.broker import Topic

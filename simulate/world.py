@@ -22,12 +22,11 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.kafka import group as group_consumer
 from oncely.kafka.group import GroupConsumer, Membership, Protocols
-from oncely.runtimes import pipelined_commit
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes import chunks
+from oncely.runtimes.chunks import PipelinedCommit
 from oncely.runtimes.takeover import Takeovers
 from oncely.runtimes.worker.assignment import BufferLimits, PendingCommit
-from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import WorkerRun
+from oncely.runtimes.worker.member import Member, WorkerRun
 from simulate.broker import NAME, Coordinator, ScriptedAdmin, ScriptedConsumer, Topic
 from simulate.schedule import Schedule, Steps, Violation, patience, step
 from simulate.store import MemoryLedger, MemorySink, Store, key_of
@@ -388,9 +387,9 @@ def run(seed: int | str, tell: Callable[[str], None] = lambda _: None) -> None:
     """
 
     with (
-        mock.patch.object(pipelined_commit, "Backoff", patience),
+        mock.patch.object(chunks, "Backoff", patience),
         mock.patch.object(path, "Backoff", patience),
     ):
         world = World(seed, tell)
-        with mock.patch.object(pipelined_commit, "ByKey", world.by_key()):
+        with mock.patch.object(chunks, "ByKey", world.by_key()):
             world.run()

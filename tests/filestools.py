@@ -10,11 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import publish
+from oncely.commit.path import Delivery, publish
 from oncely.core.batch import Batch, Chunk, Reject, Staged
-from oncely.core.claim import Counts, Fence, Opened, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Counts, Entry, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced
 from oncely.kafka.client import make

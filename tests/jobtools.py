@@ -12,9 +12,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.jobs import base
-from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
-from oncely.runtimes.stop import StopSignal
+from oncely.per_process import StopSignal
+from oncely.runtimes import jobs
+from oncely.runtimes.jobs import Attempt, Found, Given, Send, Share, Stage, Task
 
 
 @dataclass
@@ -70,14 +70,14 @@ class InlineJobs:
         return [
             through(answer)
             for share in shares
-            for answer in base.answers(through(task), through(share), Attempt(next(self.numbers)))
+            for answer in jobs.answers(through(task), through(share), Attempt(next(self.numbers)))
         ]
 
     def shuffled(
         self, send: Send[Share, Given], shares: Sequence[Share], stage: Stage[Given], buckets: int
     ) -> list[Found[Given]]:
         """Packets are sorted by bucket."""
-        passed, packets = base.by_bucket(self.run(send, shares), buckets)
+        passed, packets = jobs.by_bucket(self.run(send, shares), buckets)
         return [*passed, *self.run(stage, packets)]
 
     def require(self) -> None:

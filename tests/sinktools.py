@@ -19,12 +19,10 @@ import psycopg
 import pyarrow as pa
 
 from oncely.commit.backoff import Backoff
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome, commit
+from oncely.commit.path import Delivery, Outcome, commit
 from oncely.commit.run import OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection
-from oncely.core.claim import Claim, Fence, Opened, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Entry, Fence, Opened, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
 from oncely.kinds.base import Sink

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
     from oncely.config import PipelineSettings, load, parse
+    from oncely.context import Record
     from oncely.core import events
     from oncely.core.events import Event, Listener
     from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
-    from oncely.core.record import Record
     from oncely.errors import (
         ConfigError,
         DataLost,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from oncely.kafka.reset import Verb
     from oncely.kinds.handlers.batch import Batch
     from oncely.kinds.handlers.sink import Handler
+    from oncely.per_process import StopSignal
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from oncely.pipeline.status import Judgement, Status
     from oncely.pipeline.streaming import write_stream
     from oncely.runtimes.dropping import Drops
-    from oncely.runtimes.stop import StopSignal
     from oncely.verify.report import Report as VerifyReport
 
     __version__: str
@@ -81,8 +81,8 @@ _NAMES = {
     "oncely.pipeline.status": "Judgement Status",
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
-    "oncely.runtimes.stop": "StopSignal",
-    "oncely.core.record": "Record",
+    "oncely.per_process": "StopSignal",
+    "oncely.context": "Record",
     "oncely.kinds.handlers.batch": "Batch",
     "oncely.kinds.handlers.sink": "Handler",
     "oncely.kafka.reset": "Verb",

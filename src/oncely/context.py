@@ -1,4 +1,5 @@
-"""Values that travel with a record: the trace, and others that its producer has put into headers.
+"""Values that travel with a record: the trace, and others that its producer has put into headers;
+and a record as functions of users get it (:class:`Record`).
 
     from oncely import context
 
@@ -17,11 +18,12 @@ Context has it for messages. A worker takes the headers ``traceparent``, ``trace
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 TRACE = ("traceparent", "tracestate", "baggage")
 """The headers of W3C Trace Context and W3C Baggage."""
@@ -85,3 +87,52 @@ def of_headers(found: Iterable[Header], names: Collection[str]) -> dict[str, str
         for name, value in found
         if value is not None and name in names
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A record, as decoded and transformed.
+
+    Attributes:
+        topic, partition, offset: where it was read.
+        row: the columns by name. With ``decode.format = "raw"``: ``key``, ``value`` (bytes or
+            None) and ``timestamp``.
+        headers: names and values, in order.
+        deleted: it is a tombstone; its row has the columns of the key only.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    row: Mapping[str, Any]
+    headers: Sequence[tuple[str, bytes | None]]
+    deleted: bool
+    number: int = field(repr=False)
+    """Its index in the chunk."""
+    context: Context = field(default_factory=dict, repr=False)
+    """The values that travel with it; current while a loop over the batch is here."""
+
+    def __getitem__(self, column: str) -> Any:
+        return self.row[column]
+
+    @property
+    def key(self) -> Any:
+        """The column ``key``."""
+        return self._column("key")
+
+    @property
+    def value(self) -> Any:
+        """The column ``value``."""
+        return self._column("value")
+
+    @property
+    def timestamp(self) -> Any:
+        """The column ``timestamp``."""
+        return self._column("timestamp")
+
+    def _column(self, name: str) -> Any:
+        if name not in self.row:
+            raise AttributeError(
+                f"the decoded record has no column {name!r}, but {', '.join(self.row)}"
+            )
+        return self.row[name]

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec
 
 from oncely import context
 from oncely.config.arguments import checked
-from oncely.core.record import Record
+from oncely.context import Record
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka.client import ErrorState, make
 from oncely.kafka.producer_settings import producer_config

@@ -13,8 +13,7 @@ from typing import Any
 from unittest import mock
 
 from oncely import phases
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome
+from oncely.commit.path import Delivery, Outcome
 from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
 from oncely.core.batch import Chunk
@@ -22,13 +21,13 @@ from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.group import Rebalances
 from oncely.kafka.inbox import PollResult
-from oncely.runtimes import pipelined_commit
-from oncely.runtimes.pipelined_commit import PipelinedCommit
-from oncely.runtimes.stop import StopSignal
+from oncely.per_process import StopSignal
+from oncely.runtimes import chunks
+from oncely.runtimes.chunks import PipelinedCommit
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker import member
 from oncely.runtimes.worker.assignment import PendingCommit
-from oncely.runtimes.worker.run import WorkerRun
+from oncely.runtimes.worker.member import WorkerRun
 from tests import sinktools
 from tests.jobtools import Message
 
@@ -38,7 +37,7 @@ def by_members() -> Iterator[None]:
     """Within the block :func:`tests.sinktools.commit_all` commits by members."""
     with (
         mock.patch.object(sinktools, "commit", commit),
-        mock.patch.object(pipelined_commit, "Backoff", sinktools.impatient),
+        mock.patch.object(chunks, "Backoff", sinktools.impatient),
         mock.patch.object(member, "PipelinedCommit", _Recorded),
     ):
         yield

@@ -30,8 +30,9 @@ from oncely.kinds.handlers.sink import HandlersSink
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql_ledger import discard_letters
 from oncely.pipeline.rejects import RejectFilter, discard
-from oncely.runtimes.batches.commit import RangeReader, commit_chunks
-from oncely.runtimes.jobs.base import Attempt
+from oncely.runtimes.batches.commit import commit_chunks
+from oncely.runtimes.chunks import RangeReader
+from oncely.runtimes.jobs import Attempt
 from oncely.runtimes.row_transform import Unchanged
 from oncely.stores.delta import DeltaTables
 from oncely.stores.sql.connection import connect

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from oncely.commit.delivery import commit_chunk
-from oncely.commit.path import pass_over
+from oncely.commit.path import commit_chunk, pass_over
 from oncely.core.claim import Claim, Counts, Notes, RejectCount, Takeover
 from oncely.core.ranges import OffsetRange, SourceIdentity
 from oncely.errors import Fenced, SourceMismatch, TooManyRejects, Unavailable

@@ -13,7 +13,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from oncely.audit.stored.delta_document import read_document
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry
 from oncely.errors import ConfigError, NewerFormat, OlderFormat, Stopped, TableMismatch, Unavailable
 from oncely.stores.delta import DeltaTables
 from oncely.stores.objects.store import Store

@@ -16,8 +16,8 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.group import GroupConsumer, Membership, Rebalances, members
-from oncely.runtimes.election import Election
-from oncely.runtimes.stop import StopSignal
+from oncely.per_process import StopSignal
+from oncely.pipeline.standby import Election
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 

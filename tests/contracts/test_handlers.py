@@ -20,11 +20,10 @@ from psycopg.rows import dict_row
 
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import ByKey
-from oncely.core.batch import BudgetSpent, Chunk
+from oncely.context import Record
+from oncely.core.batch import BudgetSpent, Chunk, lane_of
 from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence
-from oncely.core.lanes import lane_of
 from oncely.core.ranges import OffsetRange
-from oncely.core.record import Record
 from oncely.errors import Fenced, GivenUp, Interrupted, Stopped, TooManyRejects, WrongInput
 from oncely.kinds.handlers import sink as handlers_sink
 from oncely.kinds.handlers.batch import Batch

@@ -12,8 +12,8 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import OffsetRange
 from oncely.kinds.sql.sink import SqlSink
 from oncely.runtimes.spark import plugin
+from oncely.runtimes.spark.batch_commit import HeldRows
 from oncely.runtimes.spark.plugin import BatchRanges
-from oncely.runtimes.spark.rows import HeldRows
 from tests.deliverytools import put
 from tests.sinktools import SCHEMA, SOURCE, T0, Place, ready, sink_to
 

@@ -19,8 +19,7 @@ import pytest
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Fenced, OncelyError, SourceMismatch, TooManyRejects, Unavailable
 from oncely.phases import Seconds, into, phase
-from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, Spent, all_of, sort_out
-from oncely.runtimes.jobs.processes import ProcessJobs
+from oncely.runtimes.jobs import Attempt, Jobs, ProcessJobs, ShuffleBlock, Spent, all_of, sort_out
 from oncely.runtimes.spark import session
 from oncely.runtimes.spark.jobs import SparkJobs
 from oncely.secrets import Secrets, redact, scope

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from oncely.commit.backoff import Backoff
-from oncely.core.claim import Claim, PositionMoved
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Entry, PositionMoved
 from oncely.errors import Unavailable
 from oncely.kafka.transaction import InstanceFenced, Message
 from oncely.stores.topic.cluster import Cluster

@@ -23,8 +23,7 @@ import psutil
 import pytest
 
 from oncely.errors import Unavailable, WrongInput
-from oncely.runtimes.jobs.base import Attempt, all_of
-from oncely.runtimes.jobs.processes import ProcessJobs
+from oncely.runtimes.jobs import Attempt, ProcessJobs, all_of
 from oncely.testing.processes import await_that
 from tests.conftest import repository
 
@@ -93,7 +92,7 @@ PROGRAM = """
 import sys
 from functools import partial
 from pathlib import Path
-from oncely.runtimes.jobs.processes import ProcessJobs
+from oncely.runtimes.jobs import ProcessJobs
 from tests.contracts.test_process_jobs import waiting
 
 if __name__ == "__main__":

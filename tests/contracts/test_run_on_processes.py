@@ -16,8 +16,8 @@ from oncely import artifacts, extras
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import WrongInput
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.servers.kafka import Broker
 from tests.conftest import produce
 from tests.sinktools import Place

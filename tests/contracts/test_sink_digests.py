@@ -14,8 +14,7 @@ import pytest
 from oncely.audit.tally import offset_digests
 from oncely.commit.backoff import Backoff
 from oncely.commit.change import replay
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import pass_over
+from oncely.commit.path import Delivery, pass_over
 from oncely.core.batch import Batch
 from oncely.core.change import Judge
 from oncely.core.claim import Counts, Takeover

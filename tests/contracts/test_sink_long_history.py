@@ -8,8 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from oncely.core.claim import Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.connection import Connection, Dialect, Params, Row, close_all, connect

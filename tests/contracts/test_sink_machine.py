@@ -20,8 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
-from oncely.core.claim import Claim, Fence, PositionMoved
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Entry, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.kinds.sql.sink import SqlSink

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from oncely.commit.path import commit
-from oncely.core.claim import PositionMoved, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, PositionMoved, Takeover
 from tests.contracts.looking import history, ids
 from tests.sinktools import (
     SOURCE,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.commit.change import RecordsToRepair, repair, rewrite
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry
 from oncely.core.ranges import OffsetRange
 from oncely.errors import OncelyError, Stopped, TableMismatch, TooLong, Unavailable, WrongInput
 from oncely.kinds.sql.change import SqlRewrites

@@ -16,7 +16,8 @@ from oncely.core import events
 from oncely.core.ranges import OffsetRange
 from oncely.kinds.handlers.batch import Batch
 from oncely.kinds.handlers.sink import Handler, HandlersSink, OnError
-from oncely.runtimes.telemetry import Telemetry, traced
+from oncely.pipeline.running import traced
+from oncely.runtimes.health import Telemetry
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.telemetry import Consumer, using
 from tests.sinktools import T0, T1, Place, chunk, commit_all, numbered, open_sink

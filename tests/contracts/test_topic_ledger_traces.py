@@ -28,13 +28,15 @@ from oncely.core.claim import (
     NO_RECORDS,
     Claim,
     Counts,
+    Entry,
     Fence,
+    FencedOff,
     Notes,
     PositionMoved,
     RejectCount,
     Takeover,
+    decide,
 )
-from oncely.core.ledger import Entry, FencedOff, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced as RunFenced
 from oncely.errors import OncelyError

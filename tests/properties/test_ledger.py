@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from oncely.core.ledger import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
+from oncely.core.claim import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
 from oncely.core.ranges import OffsetRange, normalize
 from oncely.errors import InvariantViolation
 from tests.conftest import examples

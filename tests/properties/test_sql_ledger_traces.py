@@ -25,8 +25,19 @@ from models.walks import walks
 from oncely.commit.change import try_portion
 from oncely.commit.path import pass_over
 from oncely.core.batch import Chunk
-from oncely.core.claim import NO_RECORDS, Claim, Fence, PositionMoved, RangeKind, Takeover
-from oncely.core.ledger import Append, Entry, Trim, decide, decide_parts
+from oncely.core.claim import (
+    NO_RECORDS,
+    Append,
+    Claim,
+    Entry,
+    Fence,
+    PositionMoved,
+    RangeKind,
+    Takeover,
+    Trim,
+    decide,
+    decide_parts,
+)
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, Unavailable
 from oncely.kinds.sql.change import SqlReplay

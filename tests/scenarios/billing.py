@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 
 from oncely import Batch, Worker
-from oncely.core.record import Record
+from oncely.context import Record
 from tests.scenarios.world import SCHEMA
 
 app = Worker(

@@ -27,9 +27,9 @@ from typer.main import get_command
 from oncely.cli import options, screen, verbs
 from oncely.config import parse
 from oncely.errors import Fenced
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import session
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that
 from tests.conftest import repository
 

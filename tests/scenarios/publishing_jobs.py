@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from oncely.commit.path import pass_over
 from oncely.core.batch import Batch, Chunk, Reject
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved
-from oncely.core.ledger import Append, Skip, decide
+from oncely.core.claim import NO_RECORDS, Append, Claim, Counts, Fence, PositionMoved, Skip, decide
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import Fenced, Unavailable
 from oncely.kinds.kafka.sink import KafkaSink

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from oncely.config import parse
 from oncely.kafka.source import KafkaSource
 from oncely.pipeline import Pipeline, planning
-from oncely.runtimes.spark.probe import refusals
+from oncely.runtimes.spark.session import refusals
 from tests.scenarios.commands import oncely, oncely_json, run
 from tests.scenarios.world import World, produce
 
@@ -328,7 +328,7 @@ def test_executors_that_get_no_answer_from_kafka_are_told(
     monkeypatch.setattr(planning, "_start", lambda _: spark)
     monkeypatch.setattr("oncely.runtimes.spark.session.stop", lambda _: None)
     monkeypatch.setattr(
-        "oncely.runtimes.spark.probe.refusals", lambda spark, _: refusals(spark, asked)
+        "oncely.runtimes.spark.session.refusals", lambda spark, _: refusals(spark, asked)
     )
     (found,) = Pipeline(parse(world.settings())).plan(use_spark=True).problems
     assert found.key == "source"

@@ -85,7 +85,7 @@ def test_tasks_that_contradict_each_other_agree(
     world: FilesWorld, runtime: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text in one partition, an object in the other, new in the same batch: the first counts."""
-    monkeypatch.setattr("oncely.runtimes.batches.plan.OFFSETS_A_TASK", 1)  # a task for each
+    monkeypatch.setattr("oncely.runtimes.batches.commit.OFFSETS_A_TASK", 1)  # a task for each
     ids = iter(range(100))
     world.publish_values(events(ids, "ann", *[{"x": "text"}] * 3), partition=1)
     world.publish_values(events(ids, "ann", *[{"x": {"deep": 1}}] * 2, {"y": 1}), partition=2)
@@ -108,7 +108,7 @@ def test_only_ranges_of_contradicting_tasks_are_staged_again(
     make_files_world: Make, runtime: Any, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     """Each task contradicts all before it, in a column that only shows when they are settled."""
-    monkeypatch.setattr("oncely.runtimes.batches.plan.OFFSETS_A_TASK", 1)  # a task for each
+    monkeypatch.setattr("oncely.runtimes.batches.commit.OFFSETS_A_TASK", 1)  # a task for each
     staged: list[int] = []
     stage = RangeCommit._stage
 

@@ -15,8 +15,8 @@ from oncely.core.claim import Counts
 from oncely.core.ranges import OffsetRange
 from oncely.errors import Stopped
 from oncely.kinds.sql.sink import SqlSink
-from oncely.runtimes.spark import rows
-from oncely.runtimes.spark.rows import HeldRows
+from oncely.runtimes.spark import batch_commit
+from oncely.runtimes.spark.batch_commit import HeldRows
 from tests.filestools import publish_all
 from tests.sinktools import SCHEMA, T0, Place, ready, sink_to, sqlite_place
 
@@ -47,7 +47,7 @@ def table(packets: Iterator[Packet]) -> pa.Table:
 def test_each_reading_gives_the_same_rows_in_parts(
     spark: Any, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "_PARTITION", 100_000)
+    monkeypatch.setattr(batch_commit, "_PARTITION", 100_000)
     bound, _ = ready(sink)
     held = HeldRows.of(bound, frame(spark))
     assert sum(one.staged.rows for one in held.sizes) == ROWS

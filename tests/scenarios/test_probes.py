@@ -14,15 +14,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psycopg
+from oncely.testing.servers.ports import free_port
 
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.extras import is_installed
+from oncely.per_process import StopSignal
 from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
 from oncely.pipeline.running import Http
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that, child
 from oncely.testing.servers.process import free_port
 from tests.prometheus import samples

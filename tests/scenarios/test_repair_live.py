@@ -19,8 +19,8 @@ from oncely.core.ranges import TopicPartition
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.manifest import Replacing
 from oncely.kinds.files.table import table_of
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
 from tests.scenarios.test_audit_sinks import SinkWorld, _sink

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from oncely.core.lanes import lane_of
+from oncely.core.batch import lane_of
 from oncely.core.ranges import OffsetRange
 from oncely.pipeline import working
 from oncely.testing.processes import Child, await_that, child

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from oncely.runtimes.mirror import GroupOffsetPublisher
 
 from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.source import KafkaSource
 from oncely.per_process import Thread, repeat
-from oncely.runtimes.mirror import GroupOffsetPublisher
+from oncely.runtimes.batches.run import GroupOffsetPublisher
 from oncely.testing.processes import await_that
 
 P0 = TopicPartition("t", 0)

@@ -30,18 +30,21 @@ from oncely.cli.progress import (
     refuse_failed,
     telling,
 )
+from oncely.cli.signals import Signals
+from oncely.cli.spark_log import SparkLog
+from oncely.cli.together import Run, each, finished, refuse_failed, telling
+from oncely.commit.backoff import Retries
 from oncely.errors import Interrupted, OncelyError, WrongInput
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
-from oncely.pipeline.application import Application
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
-from oncely.runtimes.retries import Retries
-from oncely.runtimes.spark import session
-from oncely.runtimes.stop import StopSignal
 from oncely.telemetry import configure
 from oncely.users_function import without_pandas
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from oncely.pipeline.application import Application
 
 log = logging.getLogger("oncely.run")
 _PATIENCE = 5.0  # seconds that an orderly end may take after the second signal
@@ -226,6 +229,8 @@ def _on_spark(
     run: Callable[[SparkSession], None],
 ) -> None:
     """Run on a Spark session that is started for it, and stopped afterwards."""
+    from oncely.runtimes.spark import session
+
     for one in say:
         one("starting Spark")
     spark = start(out.file)
@@ -267,6 +272,8 @@ def asked_to_stop(stop: StopSignal, force: Callable[[], None]) -> Callable[[], N
 
 def force() -> None:
     """End at once, even if a thread hangs. Safe: uncommitted records are read again."""
+    from oncely.runtimes.spark import session
+
     process = session.java_process()
     if process is not None:
         process.kill()

@@ -30,8 +30,7 @@ from oncely.core.change import (
     add_up,
     silent,
 )
-from oncely.core.claim import NO_RECORDS
-from oncely.core.ledger import Entry
+from oncely.core.claim import NO_RECORDS, Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from oncely.errors import Stopped, WrongInput, check
 from oncely.kinds.base import ReplaysDeadLetters, Rewrites, RewritesRecords, RewritesTogether

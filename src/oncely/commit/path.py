@@ -11,24 +11,59 @@ and ranges that have taken effect are never written a second time.
 A chunk may be committed by several threads, which divide its records by key (docs/decisions/0049).
 Each thread commits its own records, in pieces. The ledger contains the ranges that they have
 finished, also beyond the position. When all have ended, the position is at the chunk's end.
+
+The delivery says in which order records and positions take effect:
+
+| semantics | order | a crash between the two |
+|---|---|---|
+| exactly_once | together, in the sink's own transaction | has no effect |
+| at_least_once | records, then the position | writes records again |
+| at_most_once | the position, then the records | loses records |
+| none | the position on a timer, independent of the records | does either |
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, Literal, TypeVar
 
 from oncely.commit.backoff import Backoff, tell
-from oncely.commit.delivery import Delivery, commit_chunk, publish_batch
-from oncely.core import ledger
-from oncely.core.batch import Batch, BudgetSpent, Chunk, Reject, Rejection, StagedRowsGone
-from oncely.core.claim import NO_RECORDS, Claim, Counts, Fence, PositionMoved, RangeKind
-from oncely.core.lanes import KeyShards, Parts
-from oncely.core.ledger import Ahead, Append, Decision, Entry, Skip, Trim, decide, decide_parts
+from oncely.core.batch import (
+    Batch,
+    BudgetSpent,
+    Chunk,
+    CommitBudget,
+    KeyShards,
+    Parts,
+    Reject,
+    Rejection,
+    StagedRowsGone,
+)
+from oncely.core.claim import (
+    NO_RECORDS,
+    NOT_COUNTED,
+    Ahead,
+    Append,
+    Claim,
+    Counts,
+    Decision,
+    Entry,
+    Fence,
+    FencedOff,
+    PositionMoved,
+    RangeKind,
+    Skip,
+    Trim,
+    decide,
+    decide_parts,
+)
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import (
     Fenced,
@@ -42,6 +77,35 @@ from oncely.errors import (
 )
 from oncely.kinds.base import CommitsChunks, FinishesParts, PublishesBatches, Sink
 from oncely.phases import longest, measured, phase
+from oncely.stores.document import MovesPositions
+
+log = logging.getLogger(__name__)
+
+Order = Literal["together", "records_first", "position_first"]
+T = TypeVar("T")
+AnySink_co = TypeVar("AnySink_co", bound=Sink, covariant=True)
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[AnySink_co]):
+    """A sink, the ledger of its positions, and the order in which the two take effect. Picklable.
+
+    Attributes:
+        sink: writes rows and dead letters.
+        ledger: the ledger of the positions; the sink's own when they take effect together.
+        order: the order of records and positions.
+    """
+
+    sink: AnySink_co
+    ledger: MovesPositions
+    order: Order = "together"
+
+    @property
+    def one_store(self) -> bool:
+        """See ``Ledger.one_store``; records that are written before or after positions are not in
+        one store."""
+        return self.order == "together" and self.ledger.one_store
+
 
 Entries = Mapping[TopicPartition, Entry]
 
@@ -363,7 +427,7 @@ def _kept(
             return ()
         case Ahead(missing):
             raise behind(delivery, fence, f"{tp}: offsets {missing} were not committed before")
-        case ledger.FencedOff(epoch):
+        case FencedOff(epoch):
             raise Fenced(fence.pipeline, fence.epoch, epoch)
 
 
@@ -475,3 +539,76 @@ class ByKey:
             return None
         with self._lock:
             return max(0, self._max_rejects - sum(one.counts.rejects for one in self._outcomes))
+
+
+@phase("write")
+def commit_chunk(
+    delivery: Delivery[CommitsChunks], chunk: Chunk, claim: Claim, max_rejects: int | None
+) -> Mapping[TopicPartition, Counts]:
+    """Make a chunk and its positions take effect.
+
+    Raises:
+        PositionMoved: nothing was written; read the ledger and decide again.
+        BudgetSpent: nothing was written.
+        Unavailable: the outcome is unknown; read the ledger and decide again.
+    """
+    sink, nothing = delivery.sink, dict.fromkeys(claim.ranges, NOT_COUNTED)
+    if delivery.order == "together":
+        return sink.commit(chunk, claim.fence, claim, max_rejects)
+    if delivery.order == "records_first":
+        counts = sink.commit(chunk, claim.fence, None, max_rejects)
+        with phase("commit"):
+            delivery.ledger.move(claim, counts)
+        return counts
+    # Decode before the position moves: an error in decode should lose no records.
+    CommitBudget(max_rejects, "decode or transform").spend(chunk.rejections)
+    write = partial(sink.commit, chunk, claim.fence, None, max_rejects)
+    written = _position_first(delivery.ledger, claim, nothing, write)
+    return nothing if written is None else written
+
+
+@phase("write")
+def publish_batch(delivery: Delivery[PublishesBatches], batch: Batch, claim: Claim) -> None:
+    """Make a batch and its positions take effect. Raises the errors of the sink's ``publish``."""
+    sink = delivery.sink
+    if delivery.order == "together":
+        sink.publish(batch, claim.fence, claim)
+    elif delivery.order == "records_first":
+        sink.publish(batch, claim.fence, None)
+        with phase("commit"):
+            delivery.ledger.move(claim.data, batch.counts)
+    else:
+        write = partial(sink.publish, batch, claim.fence, None)
+        _position_first(delivery.ledger, claim.data, batch.counts, write)
+
+
+def _position_first(
+    ledger: MovesPositions,
+    claim: Claim,
+    counts: Mapping[TopicPartition, Counts],
+    write: Callable[[], T],
+) -> T | None:
+    """Move positions, then write. Records that could not be written are lost, and logged as lost;
+    None then.
+
+    Raises:
+        Unavailable: it is unknown whether positions were moved. A retry that reads moved positions
+            treats the records as written, so a warning is logged here.
+    """
+    named = ", ".join(f"{tp} {range_}" for tp, range_ in sorted(claim.ranges.items()))
+    try:
+        with phase("commit"):
+            ledger.move(claim, counts)
+    except Unavailable as error:
+        log.warning(
+            "at most once: the records of %s are lost if their position was moved, which"
+            " is unknown: %s",
+            named,
+            error.message,
+        )
+        raise
+    try:
+        return write()
+    except Unavailable as error:
+        log.warning("at most once: some or all records of %s are lost: %s", named, error.message)
+        return None

@@ -17,8 +17,15 @@ from typing import Generic
 
 from oncely.commit import path
 from oncely.commit.backoff import Backoff
-from oncely.commit.delivery import AnySink_co, Delivery, Order
-from oncely.commit.path import Outcome, attempts, pass_over, require_current
+from oncely.commit.path import (
+    AnySink_co,
+    Delivery,
+    Order,
+    Outcome,
+    attempts,
+    pass_over,
+    require_current,
+)
 from oncely.core.batch import Batch
 from oncely.core.claim import (
     NO_RECORDS,
@@ -27,6 +34,7 @@ from oncely.core.claim import (
     Budget,
     Claim,
     Counts,
+    Entry,
     Fence,
     Notes,
     Opened,
@@ -34,7 +42,6 @@ from oncely.core.claim import (
     RejectCount,
     Takeover,
 )
-from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable

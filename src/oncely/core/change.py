@@ -13,9 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
-from oncely.core.claim import UNKNOWN, Amendment, Counts
+from oncely.core.claim import UNKNOWN, Amendment, Counts, Entry
 from oncely.core.digest import Digests, digest_sums
-from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import check
 

@@ -20,6 +20,19 @@ WARN_SECONDS, STALL_SECONDS = 60.0, 300.0
 """Seconds for which records may wait without a commit."""
 
 
+@dataclass(frozen=True)
+class TimesToLive:
+    """Times to live in seconds.
+
+    Attributes:
+        polling: without a look for records; and of a partition that has some, without a read.
+        consuming: without a commit though there are records.
+    """
+
+    polling: float = 300.0
+    consuming: float = 60.0
+
+
 class Waited(NamedTuple):
     """Seconds for which records have waited without a commit.
 

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from oncely.core.batch import Rejection
-from oncely.core.isolate import OF_VALUES, isolated, unexpected
+from oncely.core.batch import OF_VALUES, Rejection, isolated, unexpected
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.columns import as_arrow
 from oncely.errors import InvariantViolation, OncelyError

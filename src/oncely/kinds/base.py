@@ -10,7 +10,7 @@ Every sink must have:
 
 For rows that belong to records it must have one of these, which ``Kind.commits`` names:
 
-    CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.delivery``
+    CommitsChunks     ``chunks``: tasks and workers commit: ``commit.path``, ``commit.path``
         absent        ``oncely work`` refuses ``sink.kind`` (``pipeline.guarantee.refuse_unfit``)
     StagesBatches     ``ranges``: tasks stage, the driver publishes: ``runtimes.batches.commit``
         absent        tasks commit chunks
@@ -28,7 +28,7 @@ For workers (``oncely work``) it may have, beside CommitsChunks:
 
     FinishesParts     threads commit by key: ``commit.path.ByKey``
         absent        one thread commits a chunk (``threads`` is an argument of ``Worker.handle``)
-    PreparesChunks    a part of a commit is computed early: ``runtimes.worker.run``
+    PreparesChunks    a part of a commit is computed early: ``runtimes.worker.member``
         absent        the commit computes it
     SendsOffsets      its transactions contain the group's offsets: ``pipeline.working``
         absent        members mark the ledger's positions in their group
@@ -66,8 +66,7 @@ from oncely.core.change import (
     RewriteKind,
     Rewritten,
 )
-from oncely.core.claim import Claim, Counts, Fence, Finished, Opened, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Counts, Entry, Fence, Finished, Opened, Takeover
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.stores.document import Ledger
 

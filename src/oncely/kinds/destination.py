@@ -23,7 +23,7 @@ from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
 
 if TYPE_CHECKING:
-    from oncely.runtimes.spark.probe import Slots
+    from oncely.runtimes.spark.session import Slots
     from oncely.stores.sql.tables import Activity
 
 Check = tuple[str, Callable[[], object]]

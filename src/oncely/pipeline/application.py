@@ -13,7 +13,6 @@ from oncely.config.problems import joined
 from oncely.config.runtimes import is_of_session
 from oncely.errors import ConfigError
 from oncely.pipeline.pipeline import Pipeline
-from oncely.runtimes.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +55,8 @@ class Application:
         Args:
             log: the file of Spark's own output; None for stderr.
         """
+        from oncely.runtimes.spark import session
+
         return session.start(
             self.name, self.pipelines[0].settings.spark.master, self.shared_conf, log=log
         )
@@ -67,6 +68,8 @@ class Application:
 
     def enter(self, spark: SparkSession, pipeline: Pipeline) -> SparkSession:
         """The session of a pipeline that runs in this thread."""
+        from oncely.runtimes.spark import session
+
         return session.enter(
             spark,
             pipeline.settings.name,

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import pyarrow as pa
 
-from oncely.config import PipelineSettings
+from oncely.config import (
+    AvroDecode,
+    AvroKey,
+    DecodeSettings,
+    JsonDecode,
+    JsonKey,
+    PipelineSettings,
+    RawDecode,
+    TextKey,
+)
 from oncely.config.arguments import checked
 from oncely.core.claim import Budget
+from oncely.decode.metadata import RawDecoder, WithMetadata
+from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.kafka import properties
@@ -21,16 +32,16 @@ from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import StartTime
 from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
-from oncely.pipeline.stored_destination import store_of
 from oncely.secrets import Secrets, scope
 from oncely.users_function import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncely.commit.delivery import Order
+    from oncely.commit.path import Order
     from oncely.commit.run import CommitContext, Interval, OpenLedger
     from oncely.core.events import Listener
+    from oncely.decode.avro import AvroDecoder
     from oncely.decode.base import Decoder
     from oncely.kinds.destination import Destination, LedgerState
     from oncely.kinds.handlers.sink import Handler
@@ -38,7 +49,7 @@ if TYPE_CHECKING:
     from oncely.runtimes.batches.run import CommitsBatches
     from oncely.runtimes.chunks import ChunkBounds
     from oncely.runtimes.dropping import Drops
-    from oncely.runtimes.jobs.base import Jobs
+    from oncely.runtimes.jobs import Jobs
     from oncely.runtimes.row_transform import RowTransform
     from oncely.runtimes.spark.batch_commit import Transform
     from oncely.runtimes.takeover import Takeovers
@@ -119,16 +130,17 @@ class Parts:
     @cached_property
     def decoder(self) -> Decoder:
         """The decoder of records; those of ``filter.drop`` are dropped."""
-        from oncely.pipeline.decoding import decoder_of
-        from oncely.runtimes.dropping import DropCondition, DroppingDecoder, Functions
-
         settings, rounding = self.settings, self.settings.sink.rounding == "allow"
         decoder = decoder_of(settings.decode, settings.source.topics, rounding=rounding)
+        if not self.drops and settings.filter.drop is None:
+            return decoder
+        from oncely.runtimes.dropping import DropCondition, DroppingDecoder, Functions
+
         if self.drops:
             decoder = DroppingDecoder(decoder, Functions(self.drops))
-        if self.settings.filter.drop is None:
+        if settings.filter.drop is None:
             return decoder
-        drop = DropCondition(self.settings.filter.drop)
+        drop = DropCondition(settings.filter.drop)
         drop.check()
         return DroppingDecoder(decoder, drop)
 
@@ -155,10 +167,12 @@ class Parts:
     @property
     def expiring_decoder(self) -> Decoder:
         """The decoder of a run, which also drops records that have expired by now."""
+        expire = self.settings.filter.expire
+        if expire is None:
+            return self.decoder
         from oncely.runtimes.dropping import DroppingDecoder
 
-        expire = self.settings.filter.expire
-        return self.decoder if expire is None else DroppingDecoder(self.decoder, expire=expire)
+        return DroppingDecoder(self.decoder, expire=expire)
 
     @property
     def spark_path(self) -> str | None:
@@ -271,10 +285,13 @@ class Parts:
         Raises:
             ConfigError: the client's package is not installed.
         """
+        if self.settings.offsets.store == "ledger":
+            return None
+        from oncely.pipeline.stored_destination import store_of
         from oncely.stores.offsets.base import StoreLedger
 
         store = store_of(self.settings.offsets, self.settings.name, self.source)
-        return None if store is None else StoreLedger(store, self.settings.name)
+        return StoreLedger(store, self.settings.name)
 
     def sink(self, schema: pa.Schema) -> Sink:
         """The destination and the ledger beside it, for rows of these columns."""
@@ -444,3 +461,85 @@ class Parts:
         with self.destination.rewriting(self.row_schema(), "repair") as rewrites:
             if isinstance(rewrites, EndsRefusals):
                 rewrites.end_refusal(refused)
+
+
+def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool = False) -> Decoder:
+    """The decoder of the settings.
+
+    Args:
+        decode: the section of the pipeline file.
+        topics: the source's topics.
+        rounding: values may lose digits that their columns do not keep.
+
+    Raises:
+        ConfigError: the schema does not fit the records' format.
+        Unavailable: the schema registry does not answer.
+    """
+    if isinstance(decode, JsonDecode) and decode.inferred:
+        from oncely.kinds.data_file import VALUE
+
+        return RawDecoder((VALUE,))  # the sink infers the columns
+    made = _decoder(decode, "value", "decode", topics, rounding)
+    if decode.key is not None:
+        from oncely.decode.key import WithKey
+
+        made = WithKey(made, _decoder(decode.key, "key", "decode.key", topics, rounding))
+    return made if decode.metadata is None else WithMetadata(made, decode.metadata.parts)
+
+
+def _decoder(
+    settings: DecodeSettings | JsonKey | AvroKey | TextKey,
+    column: Literal["value", "key"],
+    path: str,
+    topics: Sequence[str],
+    rounding: bool,
+) -> Decoder:
+    match settings:
+        case RawDecode():
+            return RawDecoder(settings.columns)
+        case TextKey():
+            from oncely.decode.key import TextDecoder
+
+            unwrap, is_json = settings.unwrap or "", settings.json_value
+            return TextDecoder(_key_schema(settings), column, rounding, unwrap, is_json)
+        case JsonDecode() | JsonKey():
+            from oncely.decode.json import JsonDecoder
+
+            schema = parse_schema(settings.schema_ddl, key=f"{path}.schema")
+            strict, unwrap = settings.strict, settings.unwrap or ""
+            return JsonDecoder(schema, column, strict, rounding, unwrap)
+        case AvroDecode() | AvroKey():
+            return _avro(settings, column, path, topics)
+
+
+def _key_schema(key: TextKey) -> pa.Schema:
+    """The column of a key that is a text."""
+    kind = parse_schema(f"x {key.type}").field(0).type
+    return pa.schema({key.column: kind})
+
+
+def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
+    from oncely.decode.avro import avro_decoder, latest_avro_decoder
+    from oncely.decode.avro_schema import Definition
+    from oncely.decode.registry import Registry
+
+    key = f"{path}.schema"
+    if avro.schema_file is None:
+        registry = Registry(_registry(avro), f"{path}.schema_registry")
+        return latest_avro_decoder(registry, topics, column=column, key=key)
+    try:
+        text = avro.schema_file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"can't read the schema file {avro.schema_file}: {error}"
+        raise ConfigError(key, problem) from None
+    return avro_decoder(Definition(text), column=column, key=key)
+
+
+def _registry(avro: AvroDecode | AvroKey) -> dict[str, Any]:
+    """The settings of confluent-kafka's SchemaRegistryClient."""
+    settings: dict[str, Any] = {"url": avro.schema_registry}
+    if avro.schema_registry_user_info is not None:
+        settings["basic.auth.user.info"] = avro.schema_registry_user_info.get_secret_value()
+    if avro.schema_registry_ca is not None:
+        settings["ssl.ca.location"] = str(avro.schema_registry_ca)
+    return settings

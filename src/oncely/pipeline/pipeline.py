@@ -8,10 +8,8 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Literal
 
 from oncely.config import PipelineSettings, load
-from oncely.core import events
 from oncely.kafka.client import at_start
 from oncely.pipeline.parts import Parts, hiding
-from oncely.runtimes.stop import StopSignal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,9 +18,11 @@ if TYPE_CHECKING:
 
     from oncely.audit.report import Finding
     from oncely.audit.report import Report as AuditReport
+    from oncely.core import events
     from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.kafka.reset import Verb
+    from oncely.per_process import StopSignal
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
     from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
@@ -108,6 +108,7 @@ class Pipeline(Parts):
             Stopped: an operator's decision is needed.
             Unavailable: a server did not return within the retries.
         """
+        from oncely.per_process import StopSignal
         from oncely.pipeline.running import RunOptions, run
 
         stop = stop or StopSignal()
@@ -134,6 +135,7 @@ class Pipeline(Parts):
 
         Raises the errors of :meth:`run`.
         """
+        from oncely.per_process import StopSignal
         from oncely.pipeline.running import RunOptions
         from oncely.pipeline.working import work
 

@@ -35,7 +35,7 @@ from oncely.stores.document import same_topics
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
     from oncely.pipeline.trial import Trial
-    from oncely.runtimes.spark.probe import ExecutorFacts, Slots
+    from oncely.runtimes.spark.session import ExecutorFacts, Slots
 
 
 _EACH_MACHINE = (
@@ -386,7 +386,7 @@ class _Planner:
 
     def _ask_spark(self) -> pa.Schema | None:
         from oncely.runtimes.spark import session
-        from oncely.runtimes.spark.probe import probe, refusals
+        from oncely.runtimes.spark.session import probe, refusals
 
         schema = None
         with self.inspection.about("spark.master"):

@@ -17,29 +17,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from oncely.core import events
-from oncely.core.progress import RunResult, RunState
+from oncely.core.progress import RunResult, RunState, TimesToLive
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
-from oncely.http_server import CONTENT_TYPE, Page, Server
+from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
-from oncely.per_process import Thread, repeat
+from oncely.per_process import StopSignal, Thread, repeat
 from oncely.pipeline.event_log import EventLog, has_opened
-from oncely.pipeline.standby import OnFenced, fenced, run_when_elected
-from oncely.pipeline.stored_destination import lost
+from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
 from oncely.runtimes.jobs.base import Jobs
-from oncely.runtimes.jobs.processes import ProcessJobs, prepare
-from oncely.runtimes.mirror import GroupOffsetPublisher
 from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.telemetry import traced
 from oncely.secrets import scope
+from oncely.telemetry import consumer_of, using
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from oncely.http_server import Page
     from oncely.pipeline.parts import Parts
+    from oncely.pipeline.standby import OnFenced
+    from oncely.runtimes.health import Health
+    from oncely.runtimes.jobs import Jobs
 
 
 log = logging.getLogger(__name__)
@@ -109,6 +111,7 @@ def probed_together(
     if http is None:
         yield [one.listener for one in given]
         return
+
     healths = [_health(one, http) for one in given]
     with ExitStack() as servers:
         if http.address is not None:
@@ -123,6 +126,8 @@ def probed_together(
 
 
 def _health(given: Probed, http: Http) -> Health:
+    from oncely.runtimes.health import Health
+
     settings, pause = given.pipeline.settings, given.pipeline.settings.trigger_seconds
     return Health(
         settings.name,
@@ -141,6 +146,9 @@ def _both(first: events.Listener, second: events.Listener) -> events.Listener:
 
 
 def _pages(healths: Sequence[Health]) -> dict[str, Callable[[], Page]]:
+    from oncely.http_server import Page
+    from oncely.prometheus import CONTENT_TYPE
+
     def probe(answer: tuple[bool, dict[str, Any]], bad: int) -> Page:
         good, document = answer
         return Page(json.dumps(document) + "\n", "application/json", 200 if good else bad)
@@ -257,6 +265,28 @@ def observed(
         )
 
 
+@contextmanager
+def traced(
+    pipeline: str, group: str, listener: events.Listener, *, spans: bool = True
+) -> Iterator[events.Listener]:
+    """The listener, with spans and metrics before it if the process uses OpenTelemetry.
+
+    Args:
+        pipeline: its name.
+        group: the consumer group.
+        listener: called with each event first.
+        spans: make a span for each topic-partition of a batch; False where the sink makes them.
+    """
+    consumer = consumer_of(pipeline, group)
+    with using(consumer):
+        if consumer is None:
+            yield listener
+            return
+        from oncely.runtimes.health import Telemetry
+
+        yield Telemetry(consumer, listener, spans)
+
+
 @at_start()
 def preflight(pipeline: Parts) -> None:
     """Check the pipeline before Spark's start, or beside that of processes, also for what only a
@@ -267,6 +297,8 @@ def preflight(pipeline: Parts) -> None:
     if pipeline.settings.runtime == "spark":
         require("spark", "spark", "a run on Spark", WITHOUT_SPARK)
     else:
+        from oncely.runtimes.jobs import prepare
+
         prepare()
     key = pipeline.settings.filter.waits
     if key is not None:
@@ -295,9 +327,12 @@ def logged(
     """
     if path is None:
         return nullcontext(listener)
+
     name, store = pipeline.settings.name, pipeline.store
     file = Path(path) / f"{name}.jsonl" if Path(path).is_dir() else path
     if store is not None and not resets and has_opened(file) and not store.store.load():
+        from oncely.pipeline.stored_destination import lost
+
         said = lost(store.store, f"the event log {file} has an earlier run")
         raise ConfigError("offsets.store", said, way_out=LOST_WAY_OUT)
     return EventLog(file, name, pipeline.secrets, then=listener)
@@ -312,6 +347,8 @@ def telling_the_end(listener: events.Listener, run: Callable[[events.Listener], 
         ended: Literal["complete", "stopped"] = "complete" if complete else "stopped"
         return RunResult(ended, done.records, done.rows, done.rejects, done.filtered, seconds)
     except Fenced as error:
+        from oncely.pipeline.standby import fenced
+
         listener(fenced(error))
         said, kind = error.message, type(error).__name__
         raise
@@ -330,6 +367,8 @@ def _started(pipeline: Parts, given: RunOptions) -> bool:
             return False
         work = partial(pipeline.with_newest_schema, partial(_run, pipeline, given, jobs))
         if given.on_fenced == "wait":
+            from oncely.pipeline.standby import run_when_elected
+
             return run_when_elected(pipeline, work, given.stop, given.listener)
         return work()
 
@@ -339,21 +378,24 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
     """Where the tasks of the pipeline run."""
     settings = pipeline.settings
     if settings.runtime == "processes":
+        from oncely.runtimes.jobs import ProcessJobs
+
         with closing(ProcessJobs(settings.process_count)) as jobs:
             yield jobs
         return
-    from oncely.pipeline.sessions import check_session, started
     from oncely.runtimes.spark import session
     from oncely.runtimes.spark.jobs import SparkJobs
 
     given = spark or session.existing()
     if given is not None:
-        check_session(given)
-    with started(pipeline, given) as running:
+        session.check_session(given)
+    with session.started(pipeline.start_spark, given) as running:
         yield SparkJobs(running, settings.name)
 
 
 def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
+    from oncely.runtimes.batches.run import GroupOffsetPublisher
+
     batches = None
     try:
         batches = pipeline.batches(jobs)

@@ -14,8 +14,6 @@ from oncely.config import PipelineSettings
 from oncely.config.offsets import (
     FileOffsets,
     KafkaOffsets,
-    LedgerOffsets,
-    OffsetsSettings,
     RedisOffsets,
     SqlOffsets,
     ZooKeeperOffsets,
@@ -173,8 +171,12 @@ class StoredDestination:
 # -- the store -----------------------------------------------------------------------------
 
 
-def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> OffsetStore | None:
-    """The store of the settings, not connected; None for the sink's own ledger.
+def store_of(
+    offsets: KafkaOffsets | FileOffsets | SqlOffsets | RedisOffsets | ZooKeeperOffsets,
+    name: str,
+    source: KafkaSource,
+) -> OffsetStore:
+    """The store of the settings, not connected.
 
     The module of the chosen store alone is imported.
 
@@ -187,8 +189,6 @@ def store_of(offsets: OffsetsSettings, name: str, source: KafkaSource) -> Offset
         ConfigError: the client's package is not installed (``offsets.store``).
     """
     match offsets:
-        case LedgerOffsets():
-            return None
         case KafkaOffsets():
             from oncely.stores.offsets.kafka import KafkaStore
 

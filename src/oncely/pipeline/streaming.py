@@ -21,7 +21,6 @@ from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
 from oncely.kinds.sql.table import TableSpec
 from oncely.kinds.sql_ledger import look
-from oncely.pipeline.sessions import STREAMING, check_session
 from oncely.runtimes.spark.plugin import (
     Checkpoint,
     PublishedBatches,
@@ -29,6 +28,7 @@ from oncely.runtimes.spark.plugin import (
     is_stateful,
     row_schema,
 )
+from oncely.runtimes.spark.session import STREAMING, check_session
 from oncely.stores.sql.connection import connect
 from oncely.stores.sql.dialects import dialect_for
 

@@ -15,15 +15,12 @@ from oncely.core.progress import RunResult
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
+from oncely.per_process import StopSignal
 from oncely.pipeline.guarantee import refuse_unfit
 from oncely.pipeline.running import RunOptions, observed
-from oncely.pipeline.standby import work_when_alone
-from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import EndOffsets
-from oncely.runtimes.worker.assignment import BufferLimits
-from oncely.runtimes.worker.filters import Delay, Throttle
-from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import WorkerRun
+from oncely.runtimes.worker.assignment import BufferLimits, Delay, Throttle
+from oncely.runtimes.worker.member import Member, WorkerRun
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts
@@ -44,6 +41,8 @@ def _started(pipeline: Parts, given: RunOptions) -> bool:
         pipeline.preflight()
     once = partial(pipeline.with_newest_schema, partial(_work, pipeline, given))
     if given.on_fenced == "wait":
+        from oncely.pipeline.standby import work_when_alone
+
         return work_when_alone(pipeline, once, given.stop, given.listener)
     return once()
 

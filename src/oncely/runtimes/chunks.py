@@ -7,27 +7,42 @@ backfills and replays of dead letters write them.
 Each column of the records costs time, so key, headers and timestamp are read only if the decoder
 or the sink needs them. For the few records that are rejected they are read from Kafka again, by
 offset, to make their dead letters.
+
+A chunk is committed in a thread while the next one is read and decoded (:class:`PipelinedCommit`).
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from oncely.commit.backoff import Backoff
+from oncely.commit.path import ByKey, Delivery, Outcome, commit
+from oncely.commit.run import CommitContext
 from oncely.core.batch import Chunk, IntArray, Reject, Rejection
+from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.decode.base import Decoded
-from oncely.decode.isolate_crashes import isolate_errors
-from oncely.errors import check
+from oncely.decode.base import Decoded, Decoder
+from oncely.decode.isolate_crashes import isolate_crashes, isolate_errors
+from oncely.errors import DataLost, Unavailable, check
 from oncely.kafka.records import RECORDS, KafkaRecord
 from oncely.kafka.source import KafkaSource
+from oncely.kinds.base import CommitsChunks, Sink
 from oncely.phases import phase, timed
 from oncely.runtimes.row_transform import RowTransform
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,7 @@ class ChunkBounds:
 
 
 Origin = tuple[TopicPartition, int]
+Ranges = Mapping[TopicPartition, OffsetRange]
 Letters = Callable[[pa.Table, Sequence[Origin], Sequence[Rejection]], list[Reject]]
 """Creates dead letters: (the rejected records' columns, their origins, the reasons)."""
 
@@ -284,3 +300,218 @@ def _reject(
         return Reject(tp, offset, None, None, value, (), why.stage, why.reason)
     kept = (record.timestamp_ms, record.key, value)
     return Reject(tp, offset, *kept, record.headers, why.stage, why.reason)
+
+
+@dataclass(frozen=True)
+class RangeReader:
+    """The conversion of ranges to chunks.
+
+    Attributes:
+        source: the topics.
+        decoder: decodes the records.
+        transform: transforms the decoded rows.
+        needs: the columns of the records that decoder and sink read.
+        bounds: the limits of a chunk.
+        headers: the sink reads the records' headers.
+    """
+
+    source: KafkaSource
+    decoder: Decoder
+    transform: RowTransform
+    needs: frozenset[str]
+    bounds: ChunkBounds = field(default_factory=ChunkBounds)
+    headers: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        context: CommitContext[Sink],
+        transform: RowTransform,
+        bounds: ChunkBounds | None = None,
+    ) -> RangeReader:
+        """The reading of a run."""
+        headers = "headers" in context.sink.needs
+        return cls(
+            context.source,
+            context.decoder,
+            transform,
+            context.needs,
+            bounds or ChunkBounds(),
+            headers,
+        )
+
+    def processing(self, *, again: bool = False) -> Processing:
+        """Makes chunks of records."""
+        decode, letters = isolating(self.decoder, again=again), partial(dead_letters, self.source)
+        return Processing(decode, self.transform, letters, self.headers)
+
+    def chunks(self, ranges: Ranges, *, again: bool) -> Iterator[Chunk]:
+        """The records of ranges. A normal end proves that all of them were read.
+
+        Raises the errors of :func:`fetched`.
+        """
+        starts = {tp: range_.start for tp, range_ in ranges.items()}
+        with closing(self.source):
+            tables = fetched(self.source, ranges, self.needs)
+            yield from self.processing(again=again).chunks(starts, tables, self.bounds)
+
+
+def fetched(source: KafkaSource, ranges: Ranges, needs: frozenset[str]) -> Iterator[pa.Table]:
+    """The records of ranges as tables, ascending in each partition.
+
+    Raises:
+        Unavailable: no answer; or records were deleted since the ranges were planned, which the
+            run finds when it opens again.
+        ConfigError: the broker refuses the client.
+    """
+    try:
+        yield from source.read(ranges, needs)
+    except DataLost as error:
+        raise Unavailable(error.message) from None
+
+
+def isolating(decoder: Decoder, *, again: bool) -> Callable[[pa.Table], Decoded]:
+    """The decoder; in a task's second attempt it runs in a child process first.
+
+    The first attempt may have died of a record that crashes the decoder.
+    """
+    return partial(isolate_crashes, decoder) if again else decoder.decode
+
+
+_SWITCH = 0.0005  # seconds; Python's default is ten times as long
+
+
+class PipelinedCommit:
+    """Commits one chunk in a thread while the caller reads and decodes the next one.
+
+    One at a time and in order: a chunk's commit begins when the preceding one has ended. So the
+    ledger has the same states as without the thread, and the task does not wait for the database.
+    The ranges of a chunk were read before it is handed over; the end of the input in the meantime
+    adds nothing to them.
+
+    The committing thread waits for the interpreter's lock after each answer of the store, hundreds
+    of times a chunk, and each time for as long as the decoding one may keep it.
+
+    Args:
+        budget: the reject budget of all chunks together.
+        overlap: False: a chunk is committed at once, in the caller's thread.
+        patience: seconds for which a store may be unavailable in a commit, up to a minute; none if
+            nobody waits for it any more.
+    """
+
+    def __init__(self, budget: Budget, *, overlap: bool, patience: float = 60.0) -> None:
+        self._budget, self._patience = budget, min(patience, 60.0)
+        self._records = self._rejects = 0
+        self._thread = ThreadPoolExecutor(1, "oncely-commit") if overlap else None
+        self._asking = ThreadPoolExecutor(1, "oncely-ask") if overlap else None
+        self._running: Future[list[Outcome]] | None = None
+        self._by_key: ByKey | None = None
+        self._given_up = threading.Event()
+        self._interval = sys.getswitchinterval()
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            sys.setswitchinterval(min(_SWITCH, self._interval))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Also when the task is cancelled: the running commit ends before the task does."""
+        self._give_up()
+        for pool in filter(None, (self._thread, self._asking)):
+            pool.shutdown(wait=True)
+        sys.setswitchinterval(self._interval)
+
+    @property
+    def busy(self) -> bool:
+        """True from the begin of a commit until :meth:`finish`."""
+        return self._running is not None
+
+    @property
+    def ended(self) -> bool:
+        """True if :meth:`finish` would not wait."""
+        return self._running is None or self._running.done()
+
+    def ask(self, question: Callable[[], T]) -> Callable[[], T]:
+        """Ask a server while the caller goes on; returns a function that waits for the answer, and
+        raises the question's error. Without a thread the server is asked when it is called."""
+        return question if self._asking is None else self._asking.submit(question).result
+
+    def begin(
+        self,
+        delivery: Delivery[CommitsChunks],
+        fence: Fence,
+        chunk: Chunk,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin to commit; :meth:`finish` must have been called since the last commit began.
+
+        Args:
+            delivery: sink, ledger and order.
+            fence: the run that writes.
+            chunk: the chunk.
+            before: called in the thread before the commit.
+        """
+        self._records += chunk.records
+        limit = self._budget.left(self._records, self._rejects)
+
+        self._given_up = threading.Event()
+        chunk = chunk.until(self._given_up.wait)
+        if chunk.keys is not None:
+            self._by_key = ByKey(delivery, chunk, fence, limit, patience=self._backoff)  # type: ignore[arg-type]
+        by_key = self._by_key
+
+        def work() -> list[Outcome]:
+            before()
+            if by_key is not None:
+                return by_key.run()
+            return list(commit(delivery, chunk, fence, limit, self._backoff()))
+
+        self.begin_work(work)
+
+    def _backoff(self) -> Backoff:
+        return Backoff(total=self._patience, wait=self._given_up.wait)
+
+    def begin_work(self, work: Callable[[], list[Outcome]]) -> None:
+        """Begin work of another kind in the place of a commit."""
+        check(self._running is None, "two chunks of a task would be committed at once")
+        if self._thread is not None:
+            self._running = self._thread.submit(copy_context().run, work)
+        else:
+            self._running = Future()
+            self._running.set_result(work())
+
+    def pause(self, seconds: float) -> None:
+        """Wait for the end of the running work, but not long."""
+        if self._running is not None:
+            wait([self._running], seconds)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the running work; False if it has not ended in time.
+
+        Then threads that have divided it by key begin nothing more of it, and an isolation of rows
+        ends, and so do calls and retries of handlers.
+        """
+        if self._running is not None:
+            with suppress(Exception):  # finish raises it
+                self._running.exception(seconds)
+        if not self.ended:
+            self._give_up()
+        return self.ended
+
+    def _give_up(self) -> None:
+        self._given_up.set()
+        if self._by_key is not None:
+            self._by_key.give_up()
+
+    def finish(self) -> list[Outcome]:
+        """Wait for the running commit, if there is one, and return its outcomes.
+
+        Raises:
+            OncelyError: see :func:`oncely.commit.path.commit`.
+        """
+        if self._running is None:
+            return []
+        running, self._running, self._by_key = self._running, None, None
+        outcomes = running.result()
+        self._rejects += sum(one.counts.rejects for one in outcomes)
+        return outcomes

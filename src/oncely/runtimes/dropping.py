@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncely.context import Record
 from oncely.core.batch import IntArray, Rejection
-from oncely.core.record import Record
 from oncely.decode.base import Decoded, Decoder
 from oncely.errors import ConfigError
 from oncely.kafka.records import RECORDS

@@ -1,4 +1,5 @@
-"""The health and the metrics of a run from its events: for the probes of a supervisor.
+"""The health, the metrics and the spans of a run from its events: for the probes of a supervisor,
+for Prometheus and for OpenTelemetry.
 
 A run is alive if it polls and consumes, as in other consumers' probes:
 
@@ -12,7 +13,7 @@ time to live of polling, or there must have been nothing to read.
 A run that is not alive any more does not recover by itself in many cases (a client that never
 reconnects, a thread that is blocked). It never ends a run: the supervisor does.
 
-The metrics are made from the same events; docs/metrics.md describes each of them.
+Metrics and spans are made from the same events; docs/metrics.md describes each of them.
 """
 
 from __future__ import annotations
@@ -26,24 +27,12 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 from oncely.core import events
-from oncely.core.progress import RunState, Waited, waited
+from oncely.core.progress import RunState, TimesToLive, Waited, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.http_server import exposition, gauge
 from oncely.phases import PHASES
 from oncely.secrets import Secrets
-
-
-@dataclass(frozen=True)
-class TimesToLive:
-    """Times to live in seconds.
-
-    Attributes:
-        polling: without a look for records; and of a partition that has some, without a read.
-        consuming: without a commit though there are records.
-    """
-
-    polling: float = 300.0
-    consuming: float = 60.0
+from oncely.telemetry import Consumer, MessageRange
 
 
 @dataclass
@@ -447,3 +436,78 @@ class PartitionGauges:
         ):  # fmt: skip
             samples = [((of, tp.topic, str(tp.partition)), at) for tp, at in sorted(values.items())]
             yield gauge(name, told, (label, "topic", "partition"), samples)
+
+
+@dataclass
+class Telemetry:
+    """A listener of a run's events.
+
+    Attributes:
+        consumer: the instruments.
+        listener: called with each event first.
+        spans: make a span for each topic-partition of a batch; False where the sink makes them.
+    """
+
+    consumer: Consumer
+    listener: events.Listener
+    spans: bool = True
+    _done: dict[TopicPartition, list[events.RangeCommitted]] = field(default_factory=dict)
+    _planned: dict[int, tuple[events.BatchPlanned, float]] = field(default_factory=dict)
+    """The batches that are not committed yet, with the times of their plans, by epoch."""
+
+    def __call__(self, event: events.Event) -> None:
+        """Take an event."""
+        self.listener(event)
+        match event:
+            case events.PipelineOpened():
+                self._done.clear()
+            case events.RangeCommitted() if event.records and not event.replayed:
+                self._done.setdefault(event.partition, []).append(event)
+            case events.BatchPlanned():
+                self._planned[event.epoch] = event, time.monotonic()
+            case events.BatchCommitted():
+                self._planned.pop(event.epoch, None)
+                self._committed(event)
+            case events.BatchFailed(epoch=int(epoch)):
+                self._failed(epoch, event.kind)
+            case events.FencedOut():
+                self._failed(event.ours, "Fenced")
+            case events.RunClosed(kind=str(kind)) if kind:
+                for epoch in sorted(self._planned):
+                    self._failed(epoch, kind)
+
+    def _failed(self, epoch: int, error: str) -> None:
+        """A failed span for each topic-partition of the batch that was planned in this epoch."""
+        planned = self._planned.pop(epoch, None)
+        if planned is None or not self.spans:
+            return
+        batch, began = planned
+        more = {"oncely.batch": batch.batch_id, "oncely.epoch": epoch}
+        for tp, one in batch.ranges.items():
+            messages = MessageRange(*tp, one.start, one.end, None)
+            self.consumer.processed(messages, time.monotonic() - began, more, error)
+
+    def _committed(self, event: events.BatchCommitted) -> None:
+        done = {tp: self._done.pop(tp) for tp in event.positions if tp in self._done}
+        for tp, ranges in done.items():
+            first = min(one.range.start for one in ranges)
+            last = max(one.range.end for one in ranges)
+            messages = MessageRange(*tp, first, last, sum(one.records for one in ranges))
+            self.consumer.count(messages)
+            if self.spans:
+                self.consumer.processed(messages, event.seconds, _attributes(event, ranges))
+        for topic in sorted({tp.topic for tp in done}):
+            self.consumer.took(topic, event.seconds)
+
+
+def _attributes(
+    event: events.BatchCommitted, ranges: list[events.RangeCommitted]
+) -> dict[str, int | float]:
+    return {
+        "oncely.batch": event.batch_id,
+        "oncely.epoch": event.epoch,
+        "oncely.rows": sum(one.rows for one in ranges),
+        "oncely.rejects": sum(one.rejects for one in ranges),
+        "oncely.filtered": sum(one.filtered for one in ranges),
+        **{f"oncely.seconds.{name}": seconds for name, seconds in event.phases.items()},
+    }

@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Formed, IntArray, Rejection
-from oncely.core.isolate import isolated
+from oncely.core.batch import Formed, IntArray, Rejection, isolated
 from oncely.decode.schema import as_json, is_json, refuse_other_capitals, without_json
 from oncely.errors import ConfigError, OncelyError
 from oncely.stores.sql.cast import cast_values

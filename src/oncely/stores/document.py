@@ -11,8 +11,17 @@ from typing import Protocol
 
 import msgspec
 
-from oncely.core.claim import Amendment, Claim, Counts, Fence, Notes, Opened, Positions, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import (
+    Amendment,
+    Claim,
+    Counts,
+    Entry,
+    Fence,
+    Notes,
+    Opened,
+    Positions,
+    Takeover,
+)
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import NewerFormat, OlderFormat, SourceMismatch
 

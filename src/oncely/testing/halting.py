@@ -26,8 +26,8 @@ from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
+from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.stores.objects.store import FileSystem, connect
 from oncely.testing.processes import Child, await_that, child, stop_self, tree
 

@@ -18,9 +18,8 @@ from oncely.cli.progress import Failed, LogLines, Run, each, refuse_failed, tell
 from oncely.cli.run import ended, run_files
 from oncely.config import parse
 from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
-from oncely.per_process import Thread
+from oncely.per_process import StopSignal, Thread
 from oncely.pipeline import Pipeline
-from oncely.runtimes.stop import StopSignal
 from oncely.secrets import Secrets
 from tests.jobtools import HurriedStop
 

@@ -12,15 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import ByKey, Outcome, commit, pass_over
-from oncely.core.batch import Chunk
-from oncely.core.claim import Budget, Claim, Fence, Finished, Opened, PositionMoved, Takeover
-from oncely.core.lanes import lane_of
-from oncely.core.ledger import Entry
+from oncely.commit.path import ByKey, Delivery, Outcome, commit, pass_over
+from oncely.core.batch import Chunk, lane_of
+from oncely.core.claim import Budget, Claim, Entry, Fence, Finished, Opened, PositionMoved, Takeover
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import Fenced, LedgerWentBack, OncelyError, Stopped, Unavailable
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.chunks import PipelinedCommit
 from oncely.stores.sql.connection import close_all
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.verify.check import check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncely.core.ledger import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
+from oncely.core.claim import Ahead, Append, Entry, FencedOff, Skip, Trim, advance, decide
 from oncely.core.ranges import OffsetRange, TopicPartition, gaps, normalize
 from oncely.errors import InvariantViolation
 

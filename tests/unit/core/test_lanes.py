@@ -11,8 +11,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.core.batch import Chunk
-from oncely.core.lanes import KeyShards, Parts, lane_of
+from oncely.core.batch import Chunk, KeyShards, Parts, lane_of
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
 from tests.sinktools import T0, T1, Rec, chunk, rec
 

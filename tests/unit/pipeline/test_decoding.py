@@ -15,7 +15,7 @@ from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
 from oncely.errors import ConfigError, Unavailable
 from oncely.pipeline import Pipeline
-from oncely.pipeline.decoding import decoder_of
+from oncely.pipeline.parts import decoder_of
 from oncely.testing.servers.certificates import make_certificates
 from tests.registrytools import running
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncely.errors import ConfigError
-from oncely.pipeline.sessions import STREAMING as OF_STREAMS
-from oncely.pipeline.sessions import check_settings
+from oncely.runtimes.spark.session import STREAMING as OF_STREAMS
+from oncely.runtimes.spark.session import check_settings
 
 LOCAL = {"spark.master": "local[*,4]", "spark.app.name": "mine"}
 CLUSTER = {"spark.master": "spark://host:7077", "spark.stage.maxConsecutiveAttempts": "1"}

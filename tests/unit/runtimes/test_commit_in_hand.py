@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from oncely.core.batch import Chunk
-from oncely.core.claim import Budget, Claim, Counts, Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Budget, Claim, Counts, Entry, Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import (
@@ -24,10 +23,9 @@ from oncely.errors import (
     TooManyRejects,
     Unavailable,
 )
-from oncely.runtimes.batches.commit import RangeReader, TaskResult, commit_chunks
-from oncely.runtimes.chunks import ChunkBounds
-from oncely.runtimes.jobs.base import Attempt, Spent, answers
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.batches.commit import TaskResult, commit_chunks
+from oncely.runtimes.chunks import ChunkBounds, PipelinedCommit, RangeReader
+from oncely.runtimes.jobs import Attempt, Spent, answers
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, records
 from tests.sinktools import T0, at_t0, numbered, together

@@ -13,8 +13,8 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from oncely.context import Record
 from oncely.core.ranges import TopicPartition
-from oncely.core.record import Record
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from oncely.core import events
+from oncely.core.progress import TimesToLive
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
+from oncely.runtimes.health import Health, liveness, metrics, readiness
 from oncely.secrets import Secrets
 from tests.prometheus import samples
 

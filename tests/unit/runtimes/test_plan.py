@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.runtimes.batches.plan import OFFSETS_A_TASK, offsets_of, plan_ranges, shares_of
+from oncely.runtimes.batches.commit import OFFSETS_A_TASK, offsets_of, plan_ranges, shares_of
 
 T = [TopicPartition("t", number) for number in range(6)]
 SIZES = st.dictionaries(st.sampled_from(T), st.integers(0, 400_000))

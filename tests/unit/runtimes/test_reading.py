@@ -11,7 +11,7 @@ import pytest
 from oncely.commit.run import CommitContext
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
-from oncely.runtimes.batches.commit import RangeReader
+from oncely.runtimes.chunks import RangeReader
 from oncely.runtimes.row_transform import Unchanged
 from tests.jobtools import GivenRecords, records
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from oncely.runtimes.spark import worker
+from oncely.runtimes.spark import jobs
 
 
 @pytest.fixture
@@ -54,17 +54,17 @@ def write(path: Path, *names: str) -> None:
 
 
 def test_an_archive_is_not_read_for_every_task(archive: Path, read: list[str]) -> None:
-    worker.settle()
+    jobs.settle()
     importlib.invalidate_caches()
     read.clear()
     for _ in range(3):
-        worker.settle()
+        jobs.settle()
         importlib.invalidate_caches()
     assert read == []
 
 
 def test_what_was_added_to_an_archive_is_found(archive: Path) -> None:
-    worker.settle()
+    jobs.settle()
     importlib.invalidate_caches()
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("oncely_zipped.second")
@@ -74,7 +74,7 @@ def test_what_was_added_to_an_archive_is_found(archive: Path) -> None:
 
 
 def test_an_archive_that_went_is_no_error(archive: Path) -> None:
-    worker.settle()
+    jobs.settle()
     archive.unlink()
     importlib.invalidate_caches()
     with pytest.raises(ModuleNotFoundError):
@@ -83,10 +83,10 @@ def test_an_archive_that_went_is_no_error(archive: Path) -> None:
 
 def test_objects_of_modules_are_set_aside_once(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[None] = []
-    monkeypatch.setattr(worker, "_tasks", itertools.count(1))
+    monkeypatch.setattr(jobs, "_tasks", itertools.count(1))
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(None))
-    worker.settle()
+    jobs.settle()
     assert not frozen
     for _ in range(3):
-        worker.settle()
+        jobs.settle()
     assert len(frozen) == 1

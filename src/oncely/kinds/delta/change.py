@@ -47,9 +47,8 @@ from oncely.core.change import (
     changed,
     replayed,
 )
-from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.claim import NO_RECORDS, Amendment, Counts, Entry, Fence, PositionMoved
 from oncely.core.digest import digest_sum
-from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, by_topic, from_tree, normalize
 from oncely.errors import InvariantViolation, WrongInput
 from oncely.kinds.delta.form import CLEARED, newest, prepare

@@ -26,6 +26,7 @@ from oncely.core.claim import (
     Amendment,
     Claim,
     Counts,
+    Entry,
     Fence,
     Notes,
     Opened,
@@ -34,7 +35,6 @@ from oncely.core.claim import (
     RejectCount,
     Takeover,
 )
-from oncely.core.ledger import Entry
 from oncely.core.ranges import SourceIdentity, TopicPartition, by_topic, from_tree
 from oncely.errors import Fenced, LedgerWentBack, Stopped, TableMismatch, Unavailable, check
 from oncely.stores.delta import Change, DeltaTables

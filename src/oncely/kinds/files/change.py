@@ -39,8 +39,7 @@ import numpy as np
 
 from oncely.core.batch import Chunk, Reject, Rejection, Staged, StagedRowsGone
 from oncely.core.change import FileGroup, Produce, Reprocessed, RewriteKind, Rewritten, replayed
-from oncely.core.claim import NO_RECORDS, Counts, Fence, PositionMoved
-from oncely.core.ledger import Entry
+from oncely.core.claim import NO_RECORDS, Counts, Entry, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange, TopicPartition, connected, normalize
 from oncely.kafka.transaction import Message
 from oncely.kinds.data_file import Receipt, read_receipt

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from oncely.context import TRACE, Context, Header, following, of_headers
+from oncely.context import TRACE, Context, Header, Record, following, of_headers
 from oncely.core.batch import Chunk, IntArray, Rejection
 from oncely.core.ranges import TopicPartition
-from oncely.core.record import Record
 from oncely.telemetry import MessageRange
 
 

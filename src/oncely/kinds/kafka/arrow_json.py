@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from oncely.core.times import require_text
+from oncely.decode.times import require_text
 from oncely.errors import check
 from oncely.extras import native
 

@@ -29,8 +29,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.batch import Rejection
 from oncely.core.change import Reprocessed, Rewrite, Rewritten, replayed
-from oncely.core.claim import NO_RECORDS, Fence, PositionMoved
-from oncely.core.ledger import Entry
+from oncely.core.claim import NO_RECORDS, Entry, Fence, PositionMoved
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, normalize
 from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kafka import topics

@@ -18,9 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.batch import Batch, Chunk, Formed, IntArray, Packet, Rejection, Staged
+from oncely.core.batch import (
+    Batch,
+    Chunk,
+    Formed,
+    IntArray,
+    Packet,
+    Rejection,
+    Staged,
+    isolated,
+    unexpected,
+)
 from oncely.core.digest import Recipe, digest_sum
-from oncely.core.isolate import isolated, unexpected
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import BATCH_HEAD, MessageColumns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits

@@ -45,9 +45,8 @@ from oncely.core.change import (
     changed,
     replayed,
 )
-from oncely.core.claim import NO_RECORDS, Amendment, Counts, Fence, PositionMoved
+from oncely.core.claim import NO_RECORDS, Amendment, Counts, Entry, Fence, PositionMoved
 from oncely.core.digest import STORED, Kind, Recipe, digest_sum, row_digests
-from oncely.core.ledger import Entry
 from oncely.core.ranges import OffsetRange, TopicPartition, halved
 from oncely.errors import InvariantViolation, TableMismatch, WrongInput
 from oncely.kinds.rows import LETTERS_STAY, row_refused

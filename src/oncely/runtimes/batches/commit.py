@@ -1,4 +1,5 @@
-"""Batches without a Spark transform: their tasks commit, or they stage and the driver publishes.
+"""Batches: their ranges; and those without a Spark transform, whose tasks commit, or stage and the
+driver publishes.
 
 Partition commit: each task commits the records of its topic-partitions, in its own transactions.
 When the job has succeeded, the driver moves the positions over the holes behind the last records
@@ -24,18 +25,17 @@ columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import heapq
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
-from oncely.commit.delivery import Delivery
-from oncely.commit.path import Outcome, behind, pass_over
-from oncely.commit.run import CommitContext, OpenLedger
+from oncely.commit.path import Delivery, Outcome, behind, pass_over
+from oncely.commit.run import OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond
 from oncely.core.ranges import OffsetRange, TopicPartition
@@ -57,84 +57,17 @@ from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
 from oncely.runtimes.chunks import ChunkBounds, Processing, dead_letters
 from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out
 from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.core.ranges import OffsetRange, Position, TopicPartition
+from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.kinds.base import CommitsChunks, StagesBatches, StagingTask
+from oncely.reject_summary import RejectSample, RejectSummary
+from oncely.runtimes.chunks import (
+    ChunkBounds,
+    PipelinedCommit,
+    RangeReader,
+    Ranges,
+from oncely.runtimes.jobs import Attempt, Jobs, ShuffleBlock, all_of, sort_out
 from oncely.runtimes.row_transform import RowTransform
-
-
-@dataclass(frozen=True)
-class RangeReader:
-    """The conversion of ranges to chunks.
-
-    Attributes:
-        source: the topics.
-        decoder: decodes the records.
-        transform: transforms the decoded rows.
-        needs: the columns of the records that decoder and sink read.
-        bounds: the limits of a chunk.
-        headers: the sink reads the records' headers.
-    """
-
-    source: KafkaSource
-    decoder: Decoder
-    transform: RowTransform
-    needs: frozenset[str]
-    bounds: ChunkBounds = field(default_factory=ChunkBounds)
-    headers: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        context: CommitContext[Sink],
-        transform: RowTransform,
-        bounds: ChunkBounds | None = None,
-    ) -> RangeReader:
-        """The reading of a run."""
-        headers = "headers" in context.sink.needs
-        return cls(
-            context.source,
-            context.decoder,
-            transform,
-            context.needs,
-            bounds or ChunkBounds(),
-            headers,
-        )
-
-    def processing(self, *, again: bool = False) -> Processing:
-        """Makes chunks of records."""
-        decode, letters = isolating(self.decoder, again=again), partial(dead_letters, self.source)
-        return Processing(decode, self.transform, letters, self.headers)
-
-    def chunks(self, ranges: Ranges, *, again: bool) -> Iterator[Chunk]:
-        """The records of ranges. A normal end proves that all of them were read.
-
-        Raises the errors of :func:`fetched`.
-        """
-        starts = {tp: range_.start for tp, range_ in ranges.items()}
-        with closing(self.source):
-            tables = fetched(self.source, ranges, self.needs)
-            yield from self.processing(again=again).chunks(starts, tables, self.bounds)
-
-
-def fetched(source: KafkaSource, ranges: Ranges, needs: frozenset[str]) -> Iterator[pa.Table]:
-    """The records of ranges as tables, ascending in each partition.
-
-    Raises:
-        Unavailable: no answer; or records were deleted since the ranges were planned, which the
-            run finds when it opens again.
-        ConfigError: the broker refuses the client.
-    """
-    try:
-        yield from source.read(ranges, needs)
-    except DataLost as error:
-        raise Unavailable(error.message) from None
-
-
-def isolating(decoder: Decoder, *, again: bool) -> Callable[[pa.Table], Decoded]:
-    """The decoder; in a task's second attempt it runs in a child process first.
-
-    The first attempt may have died of a record that crashes the decoder.
-    """
-    return partial(isolate_crashes, decoder) if again else decoder.decode
-
 
 TOO_MANY = "{} records of this batch can't be written"
 MEND = "correct decode or transform"
@@ -516,3 +449,58 @@ class RangeCommit:
 
 def _order(answer: TaskResult) -> list[TopicPartition]:
     return sorted(answer.read)
+
+
+# -- the ranges of a batch -------------------------------------------------------------------
+
+OFFSETS_A_TASK = 50_000
+"""A task costs about as much as writing this many rows: smaller batches share one."""
+
+
+def plan_ranges(
+    positions: Mapping[TopicPartition, Position],
+    ends: Mapping[TopicPartition, Position],
+    limit: int,
+) -> dict[TopicPartition, OffsetRange]:
+    """The ranges of the next batch, as Spark's Kafka source plans them with
+    ``maxOffsetsPerTrigger``.
+
+    If there is more than the limit, each partition has a share in proportion to what is there. A
+    partition with a share below one offset has one, so a batch can have more offsets than the limit
+    if more partitions than that are busy.
+
+    Args:
+        positions: the next offset of each partition.
+        ends: the offsets at which readers of committed records end.
+        limit: the greatest number of offsets.
+    """
+    sizes = {tp: ends[tp] - at for tp, at in positions.items() if ends.get(tp, at) > at}
+    total = sum(sizes.values())
+    planned = {}
+    for tp, size in sorted(sizes.items()):
+        offsets = size if total <= limit else min(size, max(1, limit * size // total))
+        planned[tp] = OffsetRange(positions[tp], positions[tp] + offsets)
+    return planned
+
+
+def shares_of(ranges: Ranges, most: int | None = None) -> list[dict[TopicPartition, OffsetRange]]:
+    """Divide ranges among tasks, with about the same number of offsets each; none is cut.
+
+    Args:
+        ranges: those of a batch.
+        most: the number of tasks; by default as many as their offsets are worth.
+    """
+    tasks = most or -(-offsets_of(ranges) // OFFSETS_A_TASK)
+    tasks = max(1, min(tasks, len(ranges)))
+    shares: list[dict[TopicPartition, OffsetRange]] = [{} for _ in range(tasks)]
+    loads = [(0, number) for number in range(tasks)]
+    for tp, range_ in sorted(ranges.items(), key=lambda one: (one[1].start - one[1].end, one[0])):
+        load, number = heapq.heappop(loads)
+        shares[number][tp] = range_
+        heapq.heappush(loads, (load + range_.end - range_.start, number))
+    return shares
+
+
+def offsets_of(ranges: Ranges) -> int:
+    """The number of offsets."""
+    return sum(range_.end - range_.start for range_ in ranges.values())

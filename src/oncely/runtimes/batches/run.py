@@ -1,4 +1,5 @@
-"""The run of a pipeline in batches: plan ranges, run a job, tell what was committed.
+"""The run of a pipeline in batches: plan ranges, run a job, tell what was committed, and mirror the
+positions.
 
 The ledger determines the start. A batch is a job whose tasks fetch, decode and transform the
 records of planned ranges, and commit or stage them. If it fails with a temporary error, the run
@@ -15,6 +16,7 @@ start, a restart and a retry use the same procedure.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -23,18 +25,19 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from oncely.commit.backoff import MISSING_TOPIC_TRIES, Retries
 from oncely.commit.path import Outcome
 from oncely.commit.run import OpenLedger
 from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, UnreadableBatch
+from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import Sink
+from oncely.per_process import StopSignal, Thread
 from oncely.phases import Seconds, into, phase
-from oncely.runtimes.batches.plan import Ranges, plan_ranges
-from oncely.runtimes.jobs.base import Jobs
-from oncely.runtimes.mirror import GroupOffsetPublisher
-from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
-from oncely.runtimes.stop import StopSignal
+from oncely.runtimes.batches.commit import plan_ranges
+from oncely.runtimes.chunks import Ranges
+from oncely.runtimes.jobs import Jobs
 from oncely.runtimes.takeover import EndOffsets, Takeovers, refuse_shorter, tell_batch
 
 log = logging.getLogger(__name__)
@@ -302,3 +305,68 @@ class BatchRun:
         self.mirror.put(ends)
         tell_batch(self._listener, number, outcomes, ends, time.monotonic() - began, seconds)
         self._ledger.same_topics(self._source.topic_ids())
+
+
+class GroupOffsetPublisher:
+    """Mirrors positions to the Kafka consumer group, for lag tools: for display only, never read
+    back, always after the commit.
+
+    It sends the newest positions; those that arrive during a request replace the waiting ones. It
+    has a thread of its own: a slow broker must not slow commits, and a failure to mirror is only
+    logged.
+    """
+
+    def __init__(self, source: KafkaSource, group: str | None) -> None:
+        # Separate clients, which it may discard independently of other threads.
+        self._source = KafkaSource(source.brokers, source.topics, source.kafka)
+        self._group = group or ""
+        self._condition = threading.Condition()
+        self._waiting: dict[TopicPartition, Position] = {}
+        self._ending = False
+        self._thread: Thread | None = None
+
+    def start(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Begin, with the start positions of the run (a reset may have moved them back)."""
+        if not self._group:
+            return
+        self._ending = False
+        self._thread = Thread(self._send_all, "mirror")
+        self._thread.start()
+        self.put(positions)
+
+    def put(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Mirror these positions soon. Raises the error with which the thread has ended."""
+        if self._thread is not None:
+            self._thread.check()
+        with self._condition:
+            self._waiting.update(positions)
+            self._condition.notify()
+
+    def finish(self) -> None:
+        """Send the waiting positions, then end."""
+        with self._condition:
+            self._ending = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=15)
+            self._thread = None
+
+    def _send_all(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._ending)
+                positions, self._waiting = self._waiting, {}
+            if not positions:
+                return
+            self._send(positions)
+
+    def _send(self, positions: Mapping[TopicPartition, Position]) -> None:
+        try:
+            try:
+                self._source.mirror(self._group, positions)
+            except Unavailable:
+                # After a broker's restart an old client may never reconnect to the coordinator.
+                self._source.close()
+                self._source.mirror(self._group, positions)
+        except OncelyError as error:
+            log.warning("positions were not mirrored to group %s: %s", self._group, error.message)

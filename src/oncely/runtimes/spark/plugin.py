@@ -24,13 +24,12 @@ from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.commit.run import Housekeeping
 from oncely.core.batch import Batch
-from oncely.core.claim import NO_RECORDS, Claim, Fence, QueryBatch
-from oncely.core.ledger import Entry
+from oncely.core.claim import NO_RECORDS, Claim, Entry, Fence, QueryBatch
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, OncelyError, WrongInput
 from oncely.kinds.base import PacksRows
+from oncely.runtimes.spark.batch_commit import HeldRows, arrow_schema
 from oncely.runtimes.spark.jobs import is_java, without_stack
-from oncely.runtimes.spark.rows import HeldRows, arrow_schema
 from oncely.stores.sql.ledger import SqlLedger
 from oncely.stores.sql.statements import Registered
 from oncely.stores.sql.takeover import require_held

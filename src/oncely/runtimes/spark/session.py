@@ -1,22 +1,31 @@
-"""The Spark session of a run, with the settings that the guarantee requires."""
+"""The Spark session of a run, with the settings that the guarantee requires; checks of one that
+Oncely has not created; and of its executors: a small job imports the modules that a task will
+import, and another one asks Kafka."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 from oncely.artifacts import java, spark_home, spark_jars
-from oncely.errors import Unavailable
-from oncely.extras import MODULES, require
+from oncely.errors import ConfigError, OncelyError, Unavailable
+from oncely.extras import MODULES, PACKAGES, is_installed, require
+from oncely.kafka.source import KafkaSource
+from oncely.secrets import carried, redact
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -289,3 +298,198 @@ def _spark_defaults() -> str:
 def _escaped(value: str) -> str:
     """A value in the syntax of java.util.Properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+# -- sessions that Oncely has not created ----------------------------------------------------
+
+
+_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
+Allowed = Mapping[str, tuple[Callable[[str], bool], str]]
+"""Settings that break the guarantee: their allowed values, and the reason."""
+STREAMING: Allowed = {
+    "spark.sql.streaming.minBatchesToRetain": (
+        lambda value: value.isdecimal() and int(value) > 1,
+        "with fewer batches kept in the checkpoint, the start of a batch is not known",
+    ),
+    "spark.sql.streaming.disabledV2MicroBatchReaders": (
+        lambda value: "kafka" not in value.lower(),
+        "the older Kafka reader plans its ranges in another way",
+    ),
+    "spark.sql.streaming.kafka.useDeprecatedOffsetFetching": (
+        lambda value: value != "true",
+        "the older way of fetching offsets joins a consumer group and can wait forever",
+    ),
+}
+"""Those of Structured Streaming, which ``write_stream`` uses."""
+
+
+@contextmanager
+def started(
+    start: Callable[[], SparkSession], given: SparkSession | None
+) -> Iterator[SparkSession]:
+    """The session that is given; otherwise a new one, which is stopped at the end."""
+    if given is not None:
+        yield given
+        return
+    own = start()
+    try:
+        yield own
+    finally:
+        stop(own)
+
+
+def check_session(spark: SparkSession, more: Allowed = MappingProxyType({})) -> None:
+    """Refuse a session that Oncely has not created and that does not fulfil its requirements.
+
+    Args:
+        spark: the session.
+        more: requirements beside those of every run, such as :data:`STREAMING`.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if not is_ours(spark):
+        asked = {key: spark.conf.get(key, None) for key in (_ATTEMPTS, *more)}
+        given = {key: value for key, value in asked.items() if value is not None}
+        check_settings({**dict(spark.sparkContext.getConf().getAll()), **given}, more)
+
+
+def check_settings(conf: Mapping[str, str], more: Allowed = MappingProxyType({})) -> None:
+    """Refuse the settings of a session that break the guarantee.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    from oncely.config.runtimes import REFUSED, is_local
+
+    allowed: Allowed = {_ATTEMPTS: (lambda value: value == "1", REFUSED[_ATTEMPTS][0]), **more}
+    wrong = [key for key, (allows, _) in allowed.items() if key in conf and not allows(conf[key])]
+    # In one process no shuffle output is lost, and Spark's default is harmless.
+    if _ATTEMPTS not in conf and not is_local(conf.get("spark.master", "")):
+        wrong.append(_ATTEMPTS)
+    for key in wrong:
+        found = f"is {conf[key]!r}" if key in conf else "is not set"
+        way_out = f'begin the session with .config("{key}", "1")' if key == _ATTEMPTS else ""
+        raise ConfigError(
+            key,
+            f"{found} in the Spark session that exists: {allowed[key][1]}",
+            way_out=way_out or "begin the session without it",
+        )
+
+
+# -- executors -----------------------------------------------------------------------------
+
+
+NEEDED = ("oncely", "pyarrow", "confluent_kafka", "duckdb", "msgspec")
+_OPTIONAL = PACKAGES["sql"]
+_HOLD_SECONDS = 0.2  # long enough that one executor does not run all tasks
+_TASKS_A_SLOT = 2
+
+
+@dataclass(frozen=True)
+class ExecutorFacts:
+    """The result of one Python worker.
+
+    Attributes:
+        host: its host.
+        python: its interpreter and version.
+        oncely: the version of Oncely that it imports; empty if it cannot.
+        missing: one sentence for each module that cannot be imported.
+    """
+
+    host: str
+    python: str
+    oncely: str
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The number of parallel tasks, and the results of the executors."""
+
+    slots: int
+    executors: tuple[ExecutorFacts, ...]
+    problem: str = ""
+
+
+def probe(session: SparkSession, functions: Sequence[str]) -> Slots:
+    """Run the job; missing modules are returned, not raised.
+
+    Args:
+        session: Spark.
+        functions: ``package.module:function`` of the user, which are imported, too.
+    """
+    from pyspark import cloudpickle
+
+    # By value: an executor without Oncely must return a result, and not fail to unpickle the
+    # function.
+    this = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(this)
+    slots = int(session.sparkContext.defaultParallelism)
+    here = filter(is_installed, _OPTIONAL)
+    modules = [*NEEDED, *here, *(path.partition(":")[0] for path in functions)]
+    ask = _asking(modules, _HOLD_SECONDS if slots > 1 else 0.0)
+    count = max(1, slots * _TASKS_A_SLOT)
+    try:
+        answers = session.sparkContext.parallelize(range(count), count).map(ask).collect()
+    except Exception as error:
+        return Slots(slots, (), _telling(str(error)))
+    finally:
+        cloudpickle.unregister_pickle_by_value(this)
+    found = {ExecutorFacts(*one) for one in answers}
+    return Slots(slots, tuple(sorted(found, key=lambda one: (one.host, one.python))))
+
+
+def refusals(session: SparkSession, source: KafkaSource) -> list[tuple[str, str]]:
+    """Ask the leaders of all partitions from the executors, which can import Oncely.
+
+    Returns:
+        The hosts that get no answer, each with the error: an address that only the driver can
+        reach, or a file of ``[source.kafka]`` that only the driver has.
+    """
+    count = max(1, int(session.sparkContext.defaultParallelism)) * _TASKS_A_SLOT
+    tasks = session.sparkContext.parallelize(range(count), count)
+    return sorted(set(tasks.mapPartitions(carried(partial(_refused, source))).collect()))
+
+
+def _refused(source: KafkaSource, _: Iterable[object]) -> Iterator[tuple[str, str]]:
+    time.sleep(_HOLD_SECONDS)
+    try:
+        with source:
+            source.look()
+    except OncelyError as error:
+        yield socket.gethostname(), redact(error.message)
+
+
+def _asking(modules: Sequence[str], hold: float):  # type: ignore[no-untyped-def]
+    """The function of the job, which needs only the standard library."""
+
+    def ask(_: int) -> tuple[str, str, str, tuple[str, ...]]:
+        import importlib
+        import platform
+        import socket
+        import sys
+        import time
+
+        time.sleep(hold)
+        missing, version = [], ""
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except (Exception, SystemExit) as error:
+                missing.append(f"{name}: {type(error).__name__}: {error}")
+        if not any(one.startswith("oncely:") for one in missing):
+            import importlib.metadata
+
+            version = importlib.metadata.version("oncely")
+        python = f"{sys.executable} {platform.python_version()}"
+        return socket.gethostname(), python, version, tuple(missing)
+
+    return ask
+
+
+def _telling(text: str) -> str:
+    """The line of a Spark failure with the reason."""
+    match = re.search(r"PYTHON_VERSION_MISMATCH\][^\n]*|No module named '[^']*'|Cannot run program"
+                      r"[^\n]*|[A-Za-z.]+(?:Error|Exception): [^\n]*", text)  # fmt: skip
+    return (match[0] if match else text.strip().splitlines()[0])[:500]

@@ -16,6 +16,7 @@ import msgspec
 from oncely.core.claim import (
     Claim,
     Counts,
+    Entry,
     Fence,
     Notes,
     Opened,
@@ -23,7 +24,6 @@ from oncely.core.claim import (
     Positions,
     Takeover,
 )
-from oncely.core.ledger import Entry
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, Stopped, check
 from oncely.stores.document import same_cluster, same_topics

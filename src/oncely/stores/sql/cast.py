@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.core.isolate import isolated
-from oncely.core.times import YEARS, require_text
+from oncely.core.batch import isolated
+from oncely.decode.times import YEARS, require_text
 from oncely.stores.sql.connection import ColumnFit, Longest
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from oncely.core.claim import (
     Claim,
     Counts,
+    Entry,
     Fence,
     Finished,
     Notes,
@@ -19,8 +20,10 @@ from oncely.core.claim import (
     Positions,
     RangeKind,
     Takeover,
+    Trim,
+    advance,
+    decide_parts,
 )
-from oncely.core.ledger import Entry, Trim, advance, decide_parts
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, check
 from oncely.stores.document import same_topics

@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from oncely.core.claim import Fence, PositionMoved, QueryBatch, RejectCount
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, Fence, PositionMoved, QueryBatch, RejectCount
 from oncely.core.ranges import OffsetRange, Position, TopicPartition, stored_range
 from oncely.stores.sql.connection import Connection, Statement
 from oncely.stores.sql.tables import POSITIONS, VERSION, LedgerTables

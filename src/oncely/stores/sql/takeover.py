@@ -43,8 +43,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from oncely.core.claim import NOTHING_COUNTED, Fence, Opened, Positions, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import NOTHING_COUNTED, Entry, Fence, Opened, Positions, Takeover
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import Fenced, InvariantViolation, LedgerWentBack, TableMismatch
 from oncely.stores.document import same_cluster, same_topics

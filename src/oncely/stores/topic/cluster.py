@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import confluent_kafka as ck
 
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Stopped
 from oncely.kafka.client import ErrorState, KafkaAdmin, committed_offsets, make

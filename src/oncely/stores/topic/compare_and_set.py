@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from oncely.core.claim import Claim, Counts, Fence, PositionMoved
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Counts, Entry, Fence, PositionMoved
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import InvariantViolation, Unavailable, check
 from oncely.kafka.topics import TOGETHER

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from oncely.core.claim import Claim, Counts, Fence, Notes, Opened, Positions, Takeover
-from oncely.core.ledger import Entry
+from oncely.core.claim import Claim, Counts, Entry, Fence, Notes, Opened, Positions, Takeover
 from oncely.core.ranges import SourceIdentity, TopicPartition
 from oncely.errors import check
 from oncely.kafka import topics

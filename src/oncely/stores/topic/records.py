@@ -33,8 +33,7 @@ from typing import Literal
 
 import msgspec
 
-from oncely.core.claim import RejectCount
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, RejectCount
 from oncely.core.ranges import Position, TopicPartition, from_tree
 from oncely.errors import OlderFormat, Stopped
 from oncely.stores.document import Totals, refuse_lacking, require_known_format

@@ -15,7 +15,6 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.errors import Unavailable
 from oncely.kafka.inbox import PollResult
-from oncely.runtimes import retries
 from oncely.runtimes.takeover import Taken
 from oncely.runtimes.worker.member import Member
 from tests.unit.runtimes.worker.test_watch import OURS, Run
@@ -75,7 +74,7 @@ def _in_hand(fence: Fence, ranges: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "tell", backoff.RateLimitedLog().tell)
+    monkeypatch.setattr(backoff, "tell", backoff.RateLimitedLog().tell)
 
 
 def test_waits_grow_and_it_ends_although_the_ledger_answers_looks() -> None:

@@ -10,10 +10,8 @@ from oncely.core import events
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kafka.inbox import PollResult
-from oncely.runtimes.worker.assignment import BufferLimits
-from oncely.runtimes.worker.filters import Delay, Throttle
-from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import Taken
+from oncely.runtimes.worker.assignment import BufferLimits, Delay, Throttle
+from oncely.runtimes.worker.member import Member, Taken
 from tests.jobtools import Message
 
 P0 = TopicPartition("t", 0)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncely.core.ranges import TopicPartition
-from oncely.runtimes.worker.filters import Admitted, Delay, Throttle
+from oncely.runtimes.worker.assignment import Admitted, Delay, Throttle
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 

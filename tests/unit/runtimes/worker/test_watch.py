@@ -11,17 +11,15 @@ import pytest
 
 from oncely.commit.run import CommitContext, OpenLedger
 from oncely.core import events
-from oncely.core.claim import Fence
-from oncely.core.ledger import Entry
+from oncely.core.claim import Entry, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.errors import DataLost, SourceMismatch
 from oncely.kafka.inbox import PollResult
 from oncely.kafka.source import Watermarks
-from oncely.runtimes.pipelined_commit import PipelinedCommit
+from oncely.runtimes.chunks import PipelinedCommit
 from oncely.runtimes.takeover import EndOffsets, Takeovers
 from oncely.runtimes.worker.assignment import Fetched
-from oncely.runtimes.worker.member import Member
-from oncely.runtimes.worker.run import WorkerRun
+from oncely.runtimes.worker.member import Member, WorkerRun
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 FENCE = Fence("p", 1, "ours", frozenset({P0, P1}))
