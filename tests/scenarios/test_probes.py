@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import psycopg
-from oncely.testing.servers.ports import free_port
 
 from oncely.config import parse
 from oncely.core import events

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from oncely.runtimes.mirror import GroupOffsetPublisher
 
 from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer

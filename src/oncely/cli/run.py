@@ -30,9 +30,6 @@ from oncely.cli.progress import (
     refuse_failed,
     telling,
 )
-from oncely.cli.signals import Signals
-from oncely.cli.spark_log import SparkLog
-from oncely.cli.together import Run, each, finished, refuse_failed, telling
 from oncely.commit.backoff import Retries
 from oncely.errors import Interrupted, OncelyError, WrongInput
 from oncely.per_process import StopSignal

@@ -17,10 +17,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Final, Literal, NamedTuple
 
-from oncely.core.ledger import Entry, advance
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition, normalize
 from oncely.errors import Fenced, RejectSummary, TooManyRejects, check
-from oncely.reject_summary import RejectSummary
 
 
 @dataclass(frozen=True)

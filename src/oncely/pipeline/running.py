@@ -27,10 +27,7 @@ from oncely.per_process import StopSignal, Thread, repeat
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.health import Health, TimesToLive, liveness, metrics, readiness
-from oncely.runtimes.jobs.base import Jobs
-from oncely.runtimes.stop import StopSignal
-from oncely.runtimes.telemetry import traced
+from oncely.runtimes.health import Health, liveness, metrics, readiness
 from oncely.secrets import scope
 from oncely.telemetry import consumer_of, using
 
@@ -146,8 +143,7 @@ def _both(first: events.Listener, second: events.Listener) -> events.Listener:
 
 
 def _pages(healths: Sequence[Health]) -> dict[str, Callable[[], Page]]:
-    from oncely.http_server import Page
-    from oncely.prometheus import CONTENT_TYPE
+    from oncely.http_server import CONTENT_TYPE, Page
 
     def probe(answer: tuple[bool, dict[str, Any]], bad: int) -> Page:
         good, document = answer

@@ -29,9 +29,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.pandas_import import without_pandas
 from oncely.phases import Seconds, into, longest
-from oncely.runtimes.jobs.base import Attempt, Found, Given, Send, Share, Stage, Task
 from oncely.secrets import carried
 from oncely.users_function import without_pandas
 

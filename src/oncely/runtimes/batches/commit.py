@@ -38,34 +38,16 @@ from oncely.commit.path import Delivery, Outcome, behind, pass_over
 from oncely.commit.run import OpenLedger
 from oncely.core.batch import Batch, Chunk, Reject, Rejection, Staged
 from oncely.core.claim import NO_RECORDS, Budget, Counts, Fence, refuse_beyond
-from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.decode.base import Decoded, Decoder
-from oncely.decode.isolate_crashes import isolate_crashes
-from oncely.errors import (
-    DataLost,
-    InvariantViolation,
-    RejectSample,
-    RejectSummary,
-    TooManyRejects,
-    Unavailable,
-    check,
-)
-from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import CommitsChunks, Sink, StagesBatches, StagingTask
-from oncely.phases import phase, timed
-from oncely.runtimes.batches.plan import Ranges, offsets_of, shares_of
-from oncely.runtimes.chunks import ChunkBounds, Processing, dead_letters
-from oncely.runtimes.jobs.base import Attempt, Jobs, ShuffleBlock, all_of, sort_out
-from oncely.runtimes.pipelined_commit import PipelinedCommit
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.errors import InvariantViolation, TooManyRejects, check
+from oncely.errors import InvariantViolation, RejectSample, RejectSummary, TooManyRejects, check
 from oncely.kinds.base import CommitsChunks, StagesBatches, StagingTask
-from oncely.reject_summary import RejectSample, RejectSummary
+from oncely.phases import phase, timed
 from oncely.runtimes.chunks import (
     ChunkBounds,
     PipelinedCommit,
     RangeReader,
     Ranges,
+)
 from oncely.runtimes.jobs import Attempt, Jobs, ShuffleBlock, all_of, sort_out
 from oncely.runtimes.row_transform import RowTransform
 

@@ -41,12 +41,9 @@ from oncely.errors import KEPT, ConfigError, RejectSample, RejectSummary
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import PacksRows, StagesBatches
 from oncely.phases import phase, timed
-from oncely.reject_summary import KEPT, RejectSample, RejectSummary
-from oncely.runtimes.batches.commit import fetched, isolating, shares_of
-from oncely.runtimes.batches.plan import Ranges, shares_of
+from oncely.runtimes.batches.commit import shares_of
 from oncely.runtimes.chunks import Processing, Ranges, dead_letters, fetched, isolating
 from oncely.runtimes.jobs import Attempt, ShuffleBlock, all_of
-from oncely.runtimes.jobs.base import Attempt, all_of
 from oncely.runtimes.row_transform import RowTransform
 from oncely.runtimes.spark.jobs import Batches, SparkJobs, answered, collected, settle, this_attempt
 from oncely.secrets import carried

@@ -43,10 +43,7 @@ from oncely.kinds.base import CommitsChunks, PreparesChunks
 from oncely.per_process import StopSignal, rare_collections
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.chunks import PipelinedCommit, RangeReader
-from oncely.runtimes.pipelined_commit import PipelinedCommit
-from oncely.runtimes.retries import MISSING_TOPIC_TRIES, Retries
 from oncely.runtimes.row_transform import RowTransform
-from oncely.runtimes.stop import StopSignal
 from oncely.runtimes.takeover import EndOffsets, Taken, Takeovers, tell_batch
 from oncely.runtimes.worker.assignment import (
     Assignment,
