@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from oncely import artifacts
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 from oncely.testing.servers.child_server import ChildServer
 from oncely.testing.servers.ports import HOST, free_port
 from oncely.testing.servers.process import Process, wait_until

@@ -12,7 +12,7 @@ from arrow_schemas import NAMES, rows, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.decode.avro_names import avro_name, avro_schema_of, is_large, large
+from oncely.decode.avro_schema import avro_name, avro_schema_of, is_large, large
 from oncely.decode.merging import (
     LARGE,
     NO_CAPS,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from oncely import artifacts
 from oncely.cli import screen, verbs
-from oncely.config.urls import without_password
+from oncely.config.base import without_password
 from oncely.errors import WrongInput
 
 if TYPE_CHECKING:

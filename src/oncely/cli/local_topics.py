@@ -17,7 +17,7 @@ from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.kafka import records as json_lines
 from oncely.kafka import topics
 from oncely.kafka.client import ErrorState, KafkaAdmin, make
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.properties import producer_config
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import each
 from oncely.kafka.sender import Delivered, Message, Plain

@@ -18,8 +18,7 @@ from oncely.config import (
 )
 from oncely.decode.base import Decoder
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import RawDecoder, WithMetadata
+from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 from oncely.kinds.data_file import VALUE
@@ -76,9 +75,8 @@ def key_schema(key: TextKey) -> pa.Schema:
 
 
 def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
-    from oncely.decode.avro import avro_decoder, latest_avro_decoder
+    from oncely.decode.avro import Registry, avro_decoder, latest_avro_decoder
     from oncely.decode.avro_schema import Definition
-    from oncely.decode.registry import Registry
 
     key = f"{path}.schema"
     if avro.schema_file is None:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
-from oncely.config.arguments import checked
+from oncely.config.problems import checked
 from oncely.core.claim import Budget
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
-from oncely.config.offsets import (
+from oncely.config.source import (
     FileOffsets,
     KafkaOffsets,
     LedgerOffsets,

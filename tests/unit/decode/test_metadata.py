@@ -14,8 +14,14 @@ from oncely.config import parse
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import TYPES, MetadataColumn, RawDecoder, WithMetadata
+from oncely.decode.metadata import (
+    TYPES,
+    MetadataColumn,
+    RawDecoder,
+    TextDecoder,
+    WithKey,
+    WithMetadata,
+)
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import RECORDS

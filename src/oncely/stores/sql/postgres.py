@@ -41,7 +41,6 @@ from oncely.stores.sql.connection import (
     TableName,
     TableTypes,
 )
-from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, digest_kind, row_digest
 from oncely.stores.sql.postgres_lent import LentTransaction, lent
 from oncely.stores.sql.postgres_session import (
     LOCK_SECONDS,
@@ -55,10 +54,14 @@ from oncely.stores.sql.postgres_session import (
     sorted_errors,
 )
 from oncely.stores.sql.postgres_types import (
+    COMPUTES,
     SET_TEXTS,
+    NotComputable,
     column_type,
+    digest_kind,
     fit,
     refuse_too_early,
+    row_digest,
     without_limit,
 )
 

@@ -36,7 +36,7 @@ from oncely.core.ledger import Entry
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Stopped
 from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, KafkaAdmin, classify_error, make
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.properties import producer_config
 from oncely.kafka.sender import Delivered, Plain, Producer
 from oncely.kafka.topics import TOGETHER, TopicLog, identified, ledger_partition, require_partitions
 from oncely.kafka.transaction import Transaction
