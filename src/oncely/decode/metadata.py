@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,38 +17,10 @@ from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
 from oncely.decode.columns import BytesDecoder, Piece, Positions, from_dicts, read_each, shortened
 from oncely.decode.reference import JsonRules, parse_object, parse_value, read_value, scalar, utf8
-from oncely.decode.schema import type_name
+from oncely.decode.schema import METADATA_COLUMNS, RAW_COLUMNS, MetadataColumn, type_name
 from oncely.errors import ConfigError
 
-TYPES: dict[str, pa.DataType] = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "key": pa.string(),
-    "headers": pa.string(),
-}
-"""The parts of a record, in the order of their columns, and the types of the columns."""
 _ALWAYS = {"topic", "partition", "offset"}
-
-
-class MetadataColumn(NamedTuple):
-    """A column.
-
-    Attributes:
-        of: a name in :data:`TYPES`.
-        column: the name of the column.
-        header: the name of the header, if it is one.
-    """
-
-    of: str
-    column: str
-    header: str = ""
-
-    @property
-    def setting(self) -> str:
-        """The key of the pipeline file."""
-        return f"decode.metadata.{self.of}" + (f".{self.header}" if self.header else "")
 
 
 @dataclass(frozen=True)
@@ -81,7 +53,7 @@ class WithMetadata:
 
     @cached_property
     def _fields(self) -> tuple[pa.Field, ...]:
-        return tuple(pa.field(part.column, TYPES[part.of]) for part in self.parts)
+        return tuple(pa.field(part.column, METADATA_COLUMNS[part.of]) for part in self.parts)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -137,7 +109,7 @@ def _column(part: MetadataColumn, records: pa.Table, bad: dict[int, str]) -> pa.
             return _texts(found, f"header {part.header!r}", bad)
         case "key":
             return _texts(given, "key", bad)
-    return pc.cast(given, TYPES[part.of])
+    return pc.cast(given, METADATA_COLUMNS[part.of])
 
 
 def _last(headers: pa.ListArray, name: str) -> pa.Array:
@@ -161,15 +133,6 @@ def _texts(values: pa.ChunkedArray, what: str, bad: dict[int, str]) -> pa.Chunke
             except InvalidRecord as error:
                 bad.setdefault(record, shortened(str(error)))
         return pa.chunked_array([pa.array(found, pa.string())])
-
-
-RAW_COLUMNS: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-}
-"""Columns of a raw row. Headers are a list: Kafka keeps their order, and a name may repeat."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,15 @@ import ctypes
 import logging
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -523,3 +531,33 @@ def _obstacle() -> str:
     except (OSError, AttributeError) as error:
         return f"it can't be called directly: {error}"
     return "" if found == number else "confluent-kafka uses another copy of it"
+
+
+def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
+    """The members of a group, as described; none if there is no such group.
+
+    Raises:
+        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
+        Unavailable: no answer.
+    """
+    doing = f"describe group {group!r}"
+    answer = admin.ask(
+        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
+    )[group]
+    if not isinstance(answer, Exception):
+        found: Collection[Any] = answer.members
+        return found
+    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return ()
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise ConfigError(
+            "worker.group",
+            f"no right to describe group {group!r}: {answer}",
+            way_out="grant this user Describe on the group",
+        ) from answer
+    raise admin.sorted(answer, doing) from answer
+
+
+SILENCE = 30.0
+"""Seconds without a record or an end of a partition after which a read fails."""

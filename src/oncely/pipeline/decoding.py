@@ -21,7 +21,6 @@ from oncely.decode.json import JsonDecoder
 from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
-from oncely.kinds.data_file import VALUE
 
 if TYPE_CHECKING:
     from oncely.decode.avro import AvroDecoder
@@ -40,6 +39,8 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool 
         Unavailable: the schema registry does not answer.
     """
     if isinstance(decode, JsonDecode) and decode.inferred:
+        from oncely.kinds.data_file import VALUE
+
         return RawDecoder((VALUE,))  # the sink infers the columns
     made = _decoder(decode, "value", "decode", topics, rounding)
     if decode.key is not None:
