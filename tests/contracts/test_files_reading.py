@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_schema import large
+from oncely.decode.schema import large
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.kinds.files.table import listing, rows
 from oncely.testing.servers.kafka import Broker

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncely.decode import infer as infer_module
-from oncely.decode.avro_schema import large
 from oncely.decode.infer import Inferred, InferringJson
 from oncely.decode.merging import Caps, widen
-from oncely.decode.schema import same_schema
+from oncely.decode.schema import large, same_schema
 from tests.conftest import examples
 
 CAPS = Caps(fields=6, depth=4, name=4)

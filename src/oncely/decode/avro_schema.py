@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 import fastavro.schema
 import pyarrow as pa
 
-from oncely.decode.schema import SchemaKey, type_name
+from oncely.decode.schema import BEYOND_DOUBLE, LARGE_FIELD, SchemaKey, is_large, type_name
 from oncely.errors import ConfigError, InvariantViolation, TableMismatch
 
 _SCALES = {"millis": 1000, "micros": 1, "nanos": -1000}
@@ -98,13 +98,6 @@ class Definition(NamedTuple):
 
     text: str
     references: tuple[str, ...] = ()
-
-
-BEYOND_DOUBLE = "oncely.beyond_double"
-"""An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
-numbers beyond 2^53 (see :data:`oncely.decode.merging.LARGE`)."""
-LARGE_FIELD = {BEYOND_DOUBLE: "true"}
-"""The metadata of such an Arrow field."""
 
 
 class NoSchema(Exception):
@@ -427,16 +420,6 @@ def _avro_type(field: pa.Field, path: tuple[str, ...]) -> Any:
     if pa.types.is_struct(arrow) and arrow.num_fields:
         return _record(arrow, path, _record_name(path))
     raise InvariantViolation(f"{'.'.join(path[1:])}: {arrow} is not a type of files")
-
-
-def is_large(field: pa.Field) -> bool:
-    """True if a BIGINT column has contained numbers beyond 2^53, according to its metadata."""
-    return bool(field.metadata) and BEYOND_DOUBLE.encode() in field.metadata
-
-
-def large(name: str) -> pa.Field:
-    """A BIGINT column that has contained numbers beyond 2^53."""
-    return pa.field(name, pa.int64(), metadata=LARGE_FIELD)
 
 
 def _record_name(path: tuple[str, ...]) -> dict[str, str]:

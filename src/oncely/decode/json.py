@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_schema import is_large
 from oncely.decode.columns import (
     BytesDecoder,
     ColumnLeaf,
@@ -48,7 +47,7 @@ from oncely.decode.reference import (
     read_record,
     timestamps,
 )
-from oncely.decode.schema import is_json
+from oncely.decode.schema import is_json, is_large
 from oncely.native import native
 
 

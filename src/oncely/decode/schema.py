@@ -381,3 +381,20 @@ RAW_COLUMNS: dict[str, pa.DataType] = {
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
 """Columns of a raw row. Headers are a list: Kafka keeps their order, and a name may repeat."""
+
+
+BEYOND_DOUBLE = "oncely.beyond_double"
+"""An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
+numbers beyond 2^53 (see :data:`oncely.decode.merging.LARGE`)."""
+LARGE_FIELD = {BEYOND_DOUBLE: "true"}
+"""The metadata of such an Arrow field."""
+
+
+def is_large(field: pa.Field) -> bool:
+    """True if a BIGINT column has contained numbers beyond 2^53, according to its metadata."""
+    return bool(field.metadata) and BEYOND_DOUBLE.encode() in field.metadata
+
+
+def large(name: str) -> pa.Field:
+    """A BIGINT column that has contained numbers beyond 2^53."""
+    return pa.field(name, pa.int64(), metadata=LARGE_FIELD)
