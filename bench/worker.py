@@ -27,7 +27,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition, cimpl
 from bench.match import Contender, Match, Stage, against
 from bench.sql import Sql
 from bench.workload import COLUMNS, PARTITIONS, SCHEMA, record
-from oncely.kafka.librdkafka import handle_of, native
+from oncely.kafka.client import handle_of, native
 from oncely.testing.processes import await_that, child
 from oncely.testing.readers import ends
 

@@ -11,7 +11,7 @@
 (*                                                                         *)
 (* Code: kinds/files/sink.py, kinds/files/leases.py,                       *)
 (* kinds/files/manifest.py, kinds/files/compact.py,                        *)
-(* kinds/files/change.py, kinds/files/vacuum.py.                           *)
+(* kinds/files/change.py, kinds/files/maintenance.py.                      *)
 (* Decisions: 0016, 0023, 0044.                                            *)
 (*                                                                         *)
 (* `now` is the store's clock, and the broker's.  A driver measures how    *)
@@ -423,7 +423,7 @@ ReadManifest(r) ==
     /\ UNCHANGED <<now, rows, leases, table, kafka, others>>
 
 ----------------------------------------------------------------------------
-(* Vacuum: kinds/files/vacuum.py *)
+(* Vacuum: kinds/files/maintenance.py *)
 
 (* The clock is read, then the store is listed, then the manifest is read. *)
 (* Clock and listing are one step: an earlier clock only keeps more.       *)

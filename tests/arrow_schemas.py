@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from oncely.decode.avro_names import avro_name
+from oncely.decode.avro_schema import avro_name
 
 INT32, INT64 = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from oncely.core.batch import Batch, BudgetSpent, Chunk
 from oncely.core.claim import Claim, Counts, Fence
 from oncely.core.ranges import TopicPartition
-from oncely.decode.avro_names import storable
+from oncely.decode.avro_schema import storable
 from oncely.kinds.delta.form import DeltaFormat
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.stores.delta import DeltaConnect, connect

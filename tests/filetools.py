@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncely.kinds.data_file import AvroFiles, Receipt, WrittenFile
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 from oncely.stores.objects.store import Bytes, Store, StoredFile
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from oncely.core.claim import RejectCount
-from oncely.decode.avro_names import avro_schema_of, schema_id
+from oncely.decode.avro_schema import avro_schema_of, schema_id
 from oncely.kafka.transaction import Message
 from oncely.kinds.data_file import SourceRange
 from oncely.kinds.data_file import encode as encode_entry

@@ -22,7 +22,7 @@ from oncely.kafka.topics import offsets
 from oncely.kinds.destination import Discard, LedgerState
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import DeadLetterTopic, replaying
+from oncely.kinds.topic_publishing import DeadLetterTopic, replaying
 from oncely.stores.topic.cluster import Cluster
 from tests.kafkatools import Topics
 from tests.sinktools import SCHEMA, Rec, chunk

@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from oncely import artifacts
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 from oncely.testing.servers.process import HOST, ChildServer, Process, free_port, wait_until
 
 VERSION = "v1.8.0"

@@ -9,9 +9,8 @@ from pathlib import Path
 from oncely.core.claim import Takeover
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Unavailable
-from oncely.kafka.group import GroupMember
 from oncely.kafka.records import KafkaRecord
-from oncely.kafka.source import Watermarks
+from oncely.kafka.source import GroupMember, Watermarks
 from oncely.pipeline import Pipeline
 from oncely.web.model import Subject
 from tests.sinktools import (

@@ -17,11 +17,10 @@ from typing import Any
 
 import pytest
 
-from oncely.decode.avro import AvroDecoder, avro_decoder
+from oncely.decode.avro import AvroDecoder, Registry, avro_decoder
 from oncely.decode.avro_schema import Definition
-from oncely.decode.native import layout_of
+from oncely.decode.columns import layout_of
 from oncely.decode.reference import JsonRules
-from oncely.decode.registry import Registry
 from tests.properties import test_native_decoders as known
 from tests.registrytools import running
 

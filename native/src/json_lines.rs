@@ -1,4 +1,4 @@
-//! Rows as JSON objects, as `oncely.kinds.kafka.arrow_json` writes them with msgspec.
+//! Rows as JSON objects, as `oncely.kinds.kafka.format` writes them with msgspec.
 
 use std::sync::Arc;
 

@@ -23,11 +23,11 @@ from functools import partial, update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec
 
 from oncely import context
-from oncely.config.arguments import checked
+from oncely.config.problems import checked
 from oncely.context import Record
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka.client import ErrorState, make
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.properties import producer_config
 from oncely.kafka.sender import Delivered, Message, Plain
 from oncely.kinds.handlers.batch import Batch
 from oncely.per_process import PerProcess

@@ -16,7 +16,7 @@ from oncely.core.batch import Batch
 from oncely.core.claim import Counts, Fence, Takeover
 from oncely.core.digest import Recipe, digest_sum, row_digests
 from oncely.core.ranges import OffsetRange, TopicPartition, from_tree
-from oncely.decode.avro_names import storable
+from oncely.decode.avro_schema import storable
 from oncely.kinds.delta.change import DeltaReplay
 from oncely.kinds.delta.form import DeltaFormat
 from oncely.kinds.tables import SOURCE_COLUMNS

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
-from oncely.kafka.client import KafkaAdmin
-from oncely.kafka.group import GroupConsumer, Membership, Rebalances, members
+from oncely.kafka.client import KafkaAdmin, members
+from oncely.kafka.group import GroupConsumer, Membership, Rebalances
 from oncely.per_process import StopSignal
 from oncely.pipeline.standby import Election
 from oncely.testing.processes import await_that

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from oncely.cli import files
 from oncely.cli.verbs import app
 from oncely.errors import ConfigError, WrongInput
-from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.maintenance import vacuum
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import Lake, events, lake
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oncely.decode.avro_names import schema_id
+from oncely.decode.avro_schema import schema_id
 from oncely.kinds.data_file import encode
 from oncely.kinds.files.compact import compact
 from oncely.kinds.files.records import (

@@ -20,11 +20,11 @@ from oncely.kinds.data_file import encode
 from oncely.kinds.files import manifest
 from oncely.kinds.files import topics as owner
 from oncely.kinds.files.compact import compact
+from oncely.kinds.files.maintenance import vacuum
 from oncely.kinds.files.manifest import Contents
 from oncely.kinds.files.records import ManifestOwner, owner_key
 from oncely.kinds.files.sink import FilesSink
 from oncely.kinds.files.table import rows
-from oncely.kinds.files.vacuum import vacuum
 from oncely.kinds.files.verify import verify
 from oncely.stores.objects.store import Store
 from oncely.testing.readers import messages

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_names import large
+from oncely.decode.schema import large
 from oncely.errors import ConfigError, DataLost, WrongInput
 from oncely.kinds.files.table import listing, rows
 from oncely.testing.servers.kafka import Broker
@@ -80,7 +80,7 @@ def test_files_of_older_schemas_resolve_to_the_published_one(own: Lake) -> None:
 
 def test_names_that_avro_does_not_have(own: Lake) -> None:
     schema = pa.schema([*COLUMNS, ("a b", pa.list_(pa.struct({"ü.": pa.string()})))])
-    from oncely.decode.avro_names import avro_name
+    from oncely.decode.avro_schema import avro_name
 
     row = {"id": 1, "user": "ann", "ts": T0}
     spelled = {**row, avro_name("a b"): [{avro_name("ü."): "x"}]}

@@ -16,7 +16,8 @@ from oncely.commit.path import attempts
 from oncely.core.batch import Batch, Chunk
 from oncely.core.claim import Counts, Fence
 from oncely.core.ranges import OffsetRange
-from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
+from oncely.decode.avro_schema import arrow_schema_of, avro_schema_of
+from oncely.decode.schema import large
 from oncely.errors import Fenced
 from oncely.kinds.conform import conform, held_schema
 from oncely.kinds.files.manifest import Contents

@@ -15,7 +15,6 @@ from confluent_kafka import Consumer
 
 from oncely.kafka.client import make
 from oncely.kinds.files import manifest as module
-from oncely.kinds.files import snapshot
 from oncely.kinds.files.manifest import Contents, Manifest
 from oncely.testing.servers.kafka import Broker
 from tests.manifesttools import Topics, a_file, a_schema, topics
@@ -81,14 +80,12 @@ def test_the_next_command_reads_what_is_new(own: Topics, tmp_path: Path) -> None
     assert kept.parent.stat().st_mode & 0o077 == 0
 
 
-def changed(
-    kept: Path, change: Callable[[snapshot.TopicsSnapshot], snapshot.TopicsSnapshot]
-) -> None:
-    found = msgspec.msgpack.decode(kept.read_bytes()[32:], type=snapshot.TopicsSnapshot)
-    snapshot.save(kept.parent, change(found))
+def changed(kept: Path, change: Callable[[module.TopicsSnapshot], module.TopicsSnapshot]) -> None:
+    found = msgspec.msgpack.decode(kept.read_bytes()[32:], type=module.TopicsSnapshot)
+    module.save(kept.parent, change(found))
 
 
-def false_file(found: snapshot.TopicsSnapshot) -> dict[str, bytes]:
+def false_file(found: module.TopicsSnapshot) -> dict[str, bytes]:
     """Contents that the topics never had: if they are shown, the snapshot was believed."""
     return {**found.files, "false": next(iter(found.files.values()))}
 
@@ -100,7 +97,7 @@ def spoil(kept: Path) -> None:
 def of_another_log(kept: Path) -> None:
     """The last message is another one now, as after an unclean leader election."""
 
-    def change(found: snapshot.TopicsSnapshot) -> snapshot.TopicsSnapshot:
+    def change(found: module.TopicsSnapshot) -> module.TopicsSnapshot:
         assert found.manifest.last is not None
         mark = (found.manifest.last[0], b"another digest")
         last = msgspec.structs.replace(found.manifest, last=mark)
@@ -110,7 +107,7 @@ def of_another_log(kept: Path) -> None:
 
 
 def of_a_longer_log(kept: Path) -> None:
-    def change(found: snapshot.TopicsSnapshot) -> snapshot.TopicsSnapshot:
+    def change(found: module.TopicsSnapshot) -> module.TopicsSnapshot:
         assert found.manifest.last is not None
         last = msgspec.structs.replace(found.manifest, last=(1_000, found.manifest.last[1]))
         return msgspec.structs.replace(found, manifest=last, files=false_file(found))

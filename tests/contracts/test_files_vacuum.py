@@ -12,8 +12,8 @@ import pytest
 from oncely.errors import ConfigError, SourceMismatch
 from oncely.kinds.files import sink
 from oncely.kinds.files import topics as owner
+from oncely.kinds.files.maintenance import SLACK, vacuum
 from oncely.kinds.files.sink import LeaseLimits, StagingLeases
-from oncely.kinds.files.vacuum import SLACK, vacuum
 from oncely.kinds.partitions import FileNames
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker

@@ -11,7 +11,7 @@ import pytest
 
 from oncely.kinds.data_file import SourceRange
 from oncely.kinds.files.compact import compact
-from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.maintenance import vacuum
 from oncely.kinds.files.verify import Verified, verify
 from oncely.stores.objects.store import Store
 from oncely.testing.servers.kafka import Broker

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import ConfigError
 from oncely.kafka import group as group_consumer
-from oncely.kafka.client import KafkaAdmin
-from oncely.kafka.group import GroupConsumer, Membership, Protocols, members, worker_id
+from oncely.kafka.client import KafkaAdmin, members
+from oncely.kafka.group import GroupConsumer, Membership, Protocols, worker_id
 from oncely.kafka.reader import RecordReader as RangeReader
 from oncely.kafka.records import EVERY_COLUMN, offsets_of
 from oncely.testing.processes import await_that

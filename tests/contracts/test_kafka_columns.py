@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.errors import Unavailable
-from oncely.kafka import librdkafka
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka import client as clients
+from oncely.kafka.properties import producer_config
 from oncely.kafka.sender import Delivered, MessageColumns, Plain, Producer
 from oncely.kafka.transaction import InstanceFenced, Transaction
 from oncely.testing.readers import messages
@@ -26,10 +26,10 @@ PARTS: list[bytes | None] = [b"", None, b"a\0b", "ü".encode(), b"x" * 100_000, 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package is there; what is known of the library is forgotten before and afterwards."""
-    monkeypatch.setattr(librdkafka.package, "native", object)
-    librdkafka._callable.cache_clear()
+    monkeypatch.setattr(clients.package, "native", object)
+    clients._callable.cache_clear()
     yield
-    librdkafka._callable.cache_clear()
+    clients._callable.cache_clear()
 
 
 def made(broker: Broker, name: str, **more: Any) -> Producer:
@@ -150,7 +150,7 @@ def test_without_transactions_delivery_reports_are_heard(
     def never() -> None:
         pytest.fail("called directly, where nobody would hear what became of the messages")
 
-    monkeypatch.setattr(librdkafka, "native", never)
+    monkeypatch.setattr(clients, "native", never)
     topic = topic_of(broker)
     delivered = Delivered()
     lost = KafkaError(KafkaError._MSG_TIMED_OUT)
@@ -177,18 +177,18 @@ def test_a_closed_producer_is_an_error(broker: Broker, taken_as: str) -> None:
 
 @pytest.mark.usefixtures("forgotten")
 def test_the_version_that_is_installed_was_tried() -> None:
-    assert librdkafka.native() is not None
+    assert clients.native() is not None
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_a_version_that_was_not_tried_is_not_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(librdkafka, "TRIED", frozenset({"1.0.0"}))
-    monkeypatch.setattr(librdkafka.ctypes, "CDLL", lambda _: pytest.fail("it was loaded"))
-    with caplog.at_level(logging.WARNING, "oncely.kafka.librdkafka"):
-        assert librdkafka.native() is None
-        assert librdkafka.native() is None
+    monkeypatch.setattr(clients, "TRIED", frozenset({"1.0.0"}))
+    monkeypatch.setattr(clients.ctypes, "CDLL", lambda _: pytest.fail("it was loaded"))
+    with caplog.at_level(logging.WARNING, "oncely.kafka.client"):
+        assert clients.native() is None
+        assert clients.native() is None
     (line,) = caplog.records
     assert "was not tested; 1.0.0 was" in line.getMessage()
 
@@ -197,15 +197,15 @@ def test_a_version_that_was_not_tried_is_not_called(
 def test_a_library_without_the_function_is_not_called(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(librdkafka.cimpl, "__file__", None)  # this program itself
-    with caplog.at_level(logging.WARNING, "oncely.kafka.librdkafka"):
-        assert librdkafka.native() is None
+    monkeypatch.setattr(clients.cimpl, "__file__", None)  # this program itself
+    with caplog.at_level(logging.WARNING, "oncely.kafka.client"):
+        assert clients.native() is None
     assert "can't be called directly" in caplog.text
 
 
 @pytest.mark.usefixtures("forgotten")
 def test_another_copy_of_the_library_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its functions would be given an instance of the first one's."""
-    name, number = librdkafka.ck.libversion()
-    monkeypatch.setattr(librdkafka.ck, "libversion", lambda: (name, number + 1))
-    assert librdkafka.native() is None
+    name, number = clients.ck.libversion()
+    monkeypatch.setattr(clients.ck, "libversion", lambda: (name, number + 1))
+    assert clients.native() is None

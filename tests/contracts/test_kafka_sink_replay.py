@@ -20,7 +20,7 @@ from oncely.kafka.transaction import Message
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.format import RecordFormat
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import dead_letter
+from oncely.kinds.topic_publishing import dead_letter
 from oncely.stores.topic.cluster import Cluster
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics, producing_by, ready
@@ -327,7 +327,7 @@ def test_without_the_second_reading_letters_are_doubled_and_it_is_seen(
 ) -> None:
     """The mistake itself: what was read before ``init`` is taken for where replays stand."""
     monkeypatch.setattr(
-        "oncely.kinds.topic_dead_letters.ReplayPosition.compared",
+        "oncely.kinds.topic_publishing.ReplayPosition.compared",
         property(lambda _: Anything()),
         raising=True,
     )

@@ -123,7 +123,7 @@ def test_the_package_is_left_alone(how: str, native: None, monkeypatch: pytest.M
     if how == "off":
         monkeypatch.setenv("ONCELY_NATIVE", "off")
     else:
-        monkeypatch.setattr(inbox.librdkafka, "native", lambda: None)
+        monkeypatch.setattr(inbox.clients, "native", lambda: None)
     with closing(RecordReader("127.0.0.1:1", {})) as reader:
         reader._opened()
         assert type(reader._inbox) is inbox.Inbox

@@ -23,7 +23,7 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.kinds.sql.change import SqlReplay
 from oncely.kinds.sql.sink import SqlSink
 from oncely.stores.sql.dialects import dialect_for
-from oncely.stores.sql.postgres_digest import row_digest
+from oncely.stores.sql.postgres_types import row_digest
 from tests.contracts.looking import create, ids
 from tests.replaytools import judging, mixing
 from tests.sinktools import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oncely.errors import TableMismatch
 from oncely.stores.sql.connection import Column
-from oncely.stores.sql.postgres_digest import stored_texts
+from oncely.stores.sql.postgres_types import stored_texts
 from tests.conftest import examples
 from tests.sinktools import (
     Place,

@@ -45,7 +45,7 @@ from oncely.kafka.records import KafkaRecord
 from oncely.kafka.sender import Producer
 from oncely.kinds.kafka.change import replay_into_topics
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.kinds.topic_dead_letters import opened
+from oncely.kinds.topic_publishing import opened
 from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
 from oncely.testing.servers.kafka import Broker
 from tests.kafkatools import Topics, make_topics

@@ -34,12 +34,13 @@ from oncely.core.claim import (
     Takeover,
 )
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.decode.avro_names import avro_schema_of, schema_id
+from oncely.decode.avro_schema import avro_schema_of, schema_id
 from oncely.kafka.client import make
 from oncely.kafka.transaction import Message
 from oncely.kinds.data_file import AvroFiles, ParquetFiles, SourceRange
 from oncely.kinds.data_file import encode as manifest_value
 from oncely.kinds.files.compact import compact
+from oncely.kinds.files.manifest import FIELDS, LiveFiles, ReadSoFar, TopicsSnapshot, save
 from oncely.kinds.files.records import (
     ManifestFile,
     ManifestOwner,
@@ -48,10 +49,9 @@ from oncely.kinds.files.records import (
     path_key,
     schema_key,
 )
-from oncely.kinds.files.snapshot import FIELDS, LiveFiles, ReadSoFar, TopicsSnapshot, save
 from oncely.kinds.partitions import FileNames, directory, parse_partition_by
 from oncely.kinds.sql.table import TableSpec, create_statement
-from oncely.kinds.topic_dead_letters import DeadLetter, again, dead_letter
+from oncely.kinds.topic_publishing import DeadLetter, again, dead_letter
 from oncely.stores.offsets.base import StoredPosition, field_of
 from oncely.stores.offsets.base import encode as store_value
 from oncely.stores.offsets.file import FileStore

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.test_avro_names import datums
 
-from oncely.decode.avro_names import avro_schema_of, schema_id
+from oncely.decode.avro_schema import avro_schema_of, schema_id
 from oncely.errors import InvariantViolation
 from oncely.kinds import data_file
 from oncely.kinds.data_file import (

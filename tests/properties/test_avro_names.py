@@ -16,7 +16,7 @@ from filetools import avro_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncely.decode.avro_names import (
+from oncely.decode.avro_schema import (
     arrow_schema_of,
     avro_name,
     avro_schema_of,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from oncely.core.batch import Chunk, Rejection
 from oncely.core.claim import Fence
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.kafka.topics import TopicLimits
 from oncely.kinds.data_file import FileFormat, read_receipt
 from oncely.kinds.kafka.form import digested, encode, of_partition

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.decode import plans
-from oncely.decode.avro_names import large
+from oncely.decode import infer as infer_module
 from oncely.decode.infer import Inferred, InferringJson
 from oncely.decode.merging import Caps, widen
-from oncely.decode.schema import same_schema
+from oncely.decode.schema import large, same_schema
 from tests.conftest import examples
 
 CAPS = Caps(fields=6, depth=4, name=4)
@@ -285,7 +284,7 @@ def made(random: Random) -> list[bytes]:
 def test_inference_is_the_reference(seed: int, columns: tuple[str, ...], eager: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if eager:  # then a decoder is made for every single record
-            patch.setattr(plans, "_FEW", 1)
+            patch.setattr(infer_module, "_FEW", 1)
         check(Random(seed), columns)
 
 

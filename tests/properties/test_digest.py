@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from oncely.core.digest import LONGEST, Recipe, digest_sum, kind_of, row_digests
 from oncely.stores.sql.connection import TableName
 from oncely.stores.sql.dialects import dialect_for
-from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, row_digest
+from oncely.stores.sql.postgres_types import COMPUTES, NotComputable, row_digest
 
 Session = psycopg.Connection[Any]
 UTC = dt.UTC

@@ -19,13 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro import AvroDecoder, avro_decoder
+from oncely.decode.avro import AvroDecoder, Registry, avro_decoder
 from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoded
-from oncely.decode.json import JsonDecoder
-from oncely.decode.native import NativeJson
+from oncely.decode.json import JsonDecoder, NativeJson
 from oncely.decode.reference import InvalidRecord, JsonRules, read_record
-from oncely.decode.registry import Registry
 from oncely.decode.schema import parse_schema
 from oncely.extras import SWITCH, native
 from tests.properties import test_decode_json as corpus

@@ -14,7 +14,7 @@ import pytest
 from oncely.core import digest
 from oncely.core.digest import Kind, Recipe
 from oncely.extras import SWITCH, native
-from oncely.kinds.kafka import arrow_json
+from oncely.kinds.kafka import format as record_format
 from oncely.kinds.rows import row_digests
 from tests.conftest import examples
 from tests.nativetools import need_native
@@ -132,7 +132,7 @@ def a_column(dice: random.Random, name: str) -> pa.Array:
 def in_python(rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> pa.LargeBinaryArray:
     with monkeypatch.context() as patched:
         patched.setenv(SWITCH, "off")
-        return arrow_json.encoded(rows)
+        return record_format.encoded(rows)
 
 
 def test_any_rows_have_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +141,8 @@ def test_any_rows_have_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:
         names = dice.sample(sorted(ANY), dice.randint(1, len(ANY)))
         rows = pa.table([a_column(dice, name) for name in names], names=names)
         for one in layouts(rows):
-            assert arrow_json._native(one) is not None
-            assert arrow_json.encoded(one).equals(in_python(one, monkeypatch))
+            assert record_format._native(one) is not None
+            assert record_format.encoded(one).equals(in_python(one, monkeypatch))
 
 
 def test_borders_of_the_forms_of_numbers_have_the_same_json(
@@ -153,12 +153,12 @@ def test_borders_of_the_forms_of_numbers_have_the_same_json(
     numbers = [*powers, *(-one for one in powers)]
     numbers += [0.0, -0.0, 5e-324, 1.7976931348623157e308, math.nan, math.inf, -math.inf]
     rows = pa.table({"v": numbers})
-    assert arrow_json.encoded(rows).equals(in_python(rows, monkeypatch))
+    assert record_format.encoded(rows).equals(in_python(rows, monkeypatch))
 
 
 def test_nested_rows_are_left_to_the_reference() -> None:
     rows = pa.table({"v": [[1, 2]], "at": [dt.datetime(2024, 1, 1)]})
-    assert arrow_json._native(rows) is None
-    assert arrow_json.encoded(rows).to_pylist() == [
+    assert record_format._native(rows) is None
+    assert record_format.encoded(rows).to_pylist() == [
         b'{"v":[1,2],"at":"2024-01-01T00:00:00.000000"}'
     ]

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from oncely.core.batch import Chunk
 from oncely.core.ranges import TopicPartition
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import MetadataColumn, WithMetadata
-from oncely.decode.schema import parse_schema
+from oncely.decode.metadata import TextDecoder, WithKey, WithMetadata
+from oncely.decode.schema import MetadataColumn, parse_schema
 from oncely.kafka.inbox import memory_of
 from oncely.kafka.records import RECORDS, UNREADABLE, headers_of, table_of, timestamps_of
 from oncely.kafka.topics import TopicLimits

@@ -12,7 +12,7 @@ from arrow_schemas import NAMES, datums, rows, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncely.decode.avro_names import avro_schema_of, is_large, large
+from oncely.decode.avro_schema import avro_schema_of
 from oncely.decode.merging import (
     LARGE,
     NO_CAPS,
@@ -24,6 +24,7 @@ from oncely.decode.merging import (
     tree_of,
     widen,
 )
+from oncely.decode.schema import is_large, large
 from tests.conftest import examples
 
 LEAVES = [pa.int64(), pa.int64(), pa.float64(), pa.string(), pa.bool_(), pa.int32(), pa.float32()]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncely.errors import ConfigError, Fenced
-from oncely.stores.objects.s3 import require_conditional_writes
+from oncely.stores.objects.root import require_conditional_writes
 from oncely.stores.objects.store import Connect, S3Options, Store
 from oncely.stores.objects.store import connect as connect_files
 from tests import s3tools

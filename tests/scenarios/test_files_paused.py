@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from oncely.kinds.files import vacuum as vacuum_module
+from oncely.kinds.files import maintenance as maintenance_module
+from oncely.kinds.files.maintenance import vacuum
 from oncely.kinds.files.table import Table
-from oncely.kinds.files.vacuum import vacuum
 from oncely.kinds.files.verify import verify
 from oncely.kinds.partitions import is_file
 from oncely.testing.processes import await_that
@@ -27,7 +27,7 @@ LOW = {"max_staging_age": 2.0, "transaction_timeout": 2.0}
 
 @pytest.fixture
 def place(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FilesPlace:
-    monkeypatch.setattr(vacuum_module, "SLACK", timedelta(0))
+    monkeypatch.setattr(maintenance_module, "SLACK", timedelta(0))
     return make_place(broker, tmp_path)
 
 

@@ -12,7 +12,7 @@ import pytest
 from oncely import files
 from oncely.errors import ConfigError
 from oncely.kinds.files.compact import compact
-from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.maintenance import vacuum
 from oncely.testing.servers.kafka import Broker
 from tests.laketools import COLUMNS, T0, Lake, events, lake
 

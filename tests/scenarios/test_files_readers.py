@@ -13,7 +13,7 @@ from oncely import files
 from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.kinds.files.compact import compact
-from oncely.kinds.files.vacuum import vacuum
+from oncely.kinds.files.maintenance import vacuum
 from oncely.kinds.files.verify import verify
 from oncely.pipeline import Pipeline
 from tests.scenarios.files_world import FilesWorld, assert_exactly_once

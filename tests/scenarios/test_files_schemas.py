@@ -13,7 +13,7 @@ import pytest
 from oncely import files
 from oncely.config import parse
 from oncely.errors import WrongInput
-from oncely.kinds.files.schema_reset import reset_schema
+from oncely.kinds.files.maintenance import reset_schema
 from oncely.kinds.files.table import table_of
 from oncely.kinds.files.verify import verify
 from oncely.pipeline import Pipeline

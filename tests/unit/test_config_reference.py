@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from oncely.cli.verbs import app
 from oncely.config import parse
 from oncely.config.base import Section
-from oncely.config.fill import Filling
 from oncely.config.pipeline import keys, tables
 from oncely.config.reference import json_schema, markdown
+from oncely.config.secrecy import Filling
 from oncely.errors import OncelyError
 from oncely.kafka.properties import ACCEPTED
 from oncely.secrets import Secrets

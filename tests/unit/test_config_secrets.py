@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from oncely.config import PipelineSettings, parse
-from oncely.config.fill import Filling
-from oncely.config.secrecy import written
+from oncely.config.secrecy import Filling, written
 from oncely.errors import ConfigError, Unavailable
 from oncely.secrets import scope
 

@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from oncely.config import urls
 from oncely.config.base import (
     RejectBudget,
+    dialect_of,
     parse_budget,
     parse_seconds,
     parse_start,
     parse_table,
+    passwords,
     quoted,
+    without_password,
 )
 from oncely.config.runtimes import is_local, parse_master
 from oncely.kafka.start import StartTime
@@ -145,8 +147,8 @@ def test_every_table_is_read_back(schema: str | None, name: str) -> None:
     ],
 )
 def test_urls_are_shown_without_password(url: str, shown: str) -> None:
-    assert urls.without_password(url) == shown
-    assert ("***" in shown) == bool(urls.passwords(url))
+    assert without_password(url) == shown
+    assert ("***" in shown) == bool(passwords(url))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_urls_are_shown_without_password(url: str, shown: str) -> None:
     ],
 )
 def test_dialects(url: str, dialect: str) -> None:
-    assert urls.dialect(url) == dialect
+    assert dialect_of(url) == dialect
 
 
 @pytest.mark.parametrize(

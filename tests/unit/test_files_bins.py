@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oncely.kinds.data_file import SourceRange
 from oncely.kinds.files.compact import bins
-from oncely.kinds.files.snapshot import LiveFiles
+from oncely.kinds.files.manifest import LiveFiles
 from tests.manifesttools import a_file
 
 

@@ -18,8 +18,7 @@ from oncely.core.digest import Recipe
 from oncely.core.ranges import TopicPartition, grouped
 from oncely.errors import WrongInput
 from oncely.stores.sql.connection import plain
-from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, row_digest
-from oncely.stores.sql.postgres_types import SET_TEXTS
+from oncely.stores.sql.postgres_types import COMPUTES, SET_TEXTS, NotComputable, row_digest
 
 _AT_ONCE = 100_000  # rows
 _WORKERS = 4  # parallel workers that the server may use for one statement

@@ -17,12 +17,10 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from oncely.config import urls
-from oncely.config.base import shown
-from oncely.config.fill import Filling
+from oncely.config.base import passwords, shown
 from oncely.config.problems import explain, joined
 from oncely.config.runtimes import SparkSettings, is_secret
-from oncely.config.secrecy import written
+from oncely.config.secrecy import Filling, written
 from oncely.config.source import broker_list, topic_name
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka import properties
@@ -200,7 +198,7 @@ def plain(side: str, spec: str) -> dict[str, Any]:
     place, _, query = rest.partition("?")
     encoded = dict(_pairs(side, query))
     options = {key: unquote(value) for key, value in encoded.items()}
-    if not all(_REFERENCE.fullmatch(one) for one in urls.passwords(spec)):
+    if not all(_REFERENCE.fullmatch(one) for one in passwords(spec)):
         raise _on_command_line(side, "a URL with a password")
     for key, value in options.items():
         if _is_secret_key(key) and not _REFERENCE.fullmatch(value):

@@ -18,14 +18,13 @@ from oncely.cli import screen, verbs
 from oncely.cli.opened import opened
 from oncely.cli.options import Result
 from oncely.cli.screen import LEFT, RIGHT, show
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import WrongInput
 from oncely.kinds.data_file import Scope
 from oncely.kinds.files.compact import Compacted, compact
-from oncely.kinds.files.schema_reset import SchemaReset, reset_schema
+from oncely.kinds.files.maintenance import SchemaReset, Vacuumed, reset_schema, vacuum
 from oncely.kinds.files.table import Listing, Table, addresses, listing, rows, table_of
-from oncely.kinds.files.vacuum import Vacuumed, vacuum
 from oncely.kinds.files.verify import Verified, verify
 from oncely.wording import counted, json_escaped, plural
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from oncely import artifacts
 from oncely.cli import screen, verbs
-from oncely.config.urls import without_password
+from oncely.config.base import without_password
 from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.errors import OncelyError, TopicMissing, Unavailable, WrongInput
 from oncely.kafka import records as json_lines
 from oncely.kafka import topics
 from oncely.kafka.client import ErrorState, KafkaAdmin, make
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.properties import producer_config
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.records import each
 from oncely.kafka.sender import Delivered, Message, Plain

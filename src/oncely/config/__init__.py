@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from oncely.config.arguments import checked
 from oncely.config.base import CommitInterval, RejectBudget
 from oncely.config.decode import (
     AvroDecode,
@@ -27,23 +26,23 @@ from oncely.config.decode import (
     RawDecode,
     TextKey,
 )
-from oncely.config.fill import Filling
-from oncely.config.offsets import (
+from oncely.config.pipeline import PipelineSettings, TransformSettings
+from oncely.config.problems import checked, explain, joined
+from oncely.config.root import S3Settings
+from oncely.config.runtimes import SparkSettings, WorkerSettings
+from oncely.config.secrecy import Filling, public, written
+from oncely.config.sink import SinkSettings
+from oncely.config.source import (
     FileOffsets,
+    FilterSettings,
     KafkaOffsets,
     LedgerOffsets,
     OffsetsSettings,
     RedisOffsets,
+    SourceSettings,
     SqlOffsets,
     ZooKeeperOffsets,
 )
-from oncely.config.pipeline import PipelineSettings, TransformSettings
-from oncely.config.problems import explain, joined
-from oncely.config.root import S3Settings
-from oncely.config.runtimes import SparkSettings, WorkerSettings
-from oncely.config.secrecy import public, written
-from oncely.config.sink import SinkSettings
-from oncely.config.source import FilterSettings, SourceSettings
 from oncely.errors import ConfigError
 from oncely.secrets import Secrets, scope
 

@@ -26,8 +26,13 @@ from oncely.config.base import (
     shown,
     written,
 )
-from oncely.decode.metadata import RAW_COLUMNS, TYPES, MetadataColumn
-from oncely.decode.schema import is_json, parse_schema
+from oncely.decode.schema import (
+    METADATA_COLUMNS,
+    RAW_COLUMNS,
+    MetadataColumn,
+    is_json,
+    parse_schema,
+)
 from oncely.errors import ConfigError
 
 
@@ -224,7 +229,7 @@ class MetadataSettings(Section):
     @property
     def parts(self) -> tuple[MetadataColumn, ...]:
         """The columns, in their order."""
-        single = ((one, getattr(self, one)) for one in TYPES if one != "headers")
+        single = ((one, getattr(self, one)) for one in METADATA_COLUMNS if one != "headers")
         found = [MetadataColumn(one, column) for one, column in single if column is not None]
         return (
             *found,

@@ -30,10 +30,15 @@ from oncely.config.base import (
     shown,
 )
 from oncely.config.decode import DecodeSettings, JsonDecode, key_columns
-from oncely.config.offsets import KafkaOffsets, LedgerOffsets, OffsetsSettings
 from oncely.config.runtimes import SparkSettings, WorkerSettings
 from oncely.config.sink import ByKind, SinkSettings, sink_kinds
-from oncely.config.source import FilterSettings, SourceSettings
+from oncely.config.source import (
+    FilterSettings,
+    KafkaOffsets,
+    LedgerOffsets,
+    OffsetsSettings,
+    SourceSettings,
+)
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")

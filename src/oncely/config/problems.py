@@ -1,17 +1,25 @@
-"""Converts pydantic's errors into sentences that name the key, the value, and the way out."""
+"""Problems as sentences that name the key, the value, and the way out: pydantic's errors, with an
+example of each key that has neither choices nor a useful default; and arguments of the public
+functions, of which a wrong one is refused before anything happens.
+
+An annotation refuses nothing in Python, and most wrong values would have a meaning: a text is true
+where ``execute`` is asked for, and is a sequence of topics."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from oncely.config.base import KIND, Section, shown
-from oncely.config.examples import example
+from oncely.config.base import KIND, URL_EXAMPLE, Section, shown
 from oncely.config.pipeline import keys, tables
+from oncely.config.sink import sink_kinds
 from oncely.errors import ConfigError
 
 _SECRET = frozenset({"sink.url", "offsets.url", "decode.schema_registry_user_info"})
@@ -197,3 +205,205 @@ def _at(steps: Iterable[str], raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _nearest(value: object, allowed: Sequence[str]) -> str:
     near = difflib.get_close_matches(value, allowed, 1, 0.5) if isinstance(value, str) else []
     return f"did you mean {near[0]}?" if near else ""
+
+
+EXAMPLES: Mapping[str, str] = {
+    "name": 'name = "flights"',
+    "delivery": 'delivery = "at_least_once"',
+    "commit_interval": 'commit_interval = "5 seconds"',
+    "processes": "processes = 2",
+    "source": "[source]",
+    "source.brokers": 'brokers = "127.0.0.1:9092"',
+    "source.topics": 'topics = ["flights"]',
+    "source.start": 'start = "2026-01-01T00:00:00Z"',
+    "source.group": 'group = "flights-lag"',
+    "source.kafka": 'kafka = { "security.protocol" = "SSL", "ssl.ca.location" = "ca.pem" }',
+    "decode": '[decode], format = "json"',
+    "decode.format": 'format = "json"',
+    "decode.schema": 'schema = "id BIGINT, name STRING"',
+    "decode.schema_file": 'schema_file = "order.avsc"',
+    "decode.schema_registry": 'schema_registry = "https://registry:8081"',
+    "decode.schema_registry_user_info": 'schema_registry_user_info = "user:${PASSWORD}"',
+    "decode.schema_registry_ca": 'schema_registry_ca = "ca.pem"',
+    "decode.columns": 'columns = ["key", "value", "timestamp", "headers"]',
+    "decode.unwrap": 'unwrap = "payload"',
+    "decode.key.unwrap": 'unwrap = "payload"',
+    "decode.key.json": "json = true",
+    "decode.metadata.topic": 'topic = "source"',
+    "decode.metadata.partition": 'partition = "source_partition"',
+    "decode.metadata.offset": 'offset = "source_offset"',
+    "decode.metadata.timestamp": 'timestamp = "sent_at"',
+    "decode.metadata.key": 'key = "customer"',
+    "decode.metadata.headers": 'headers = { trace = "trace_id", "ce.type" = "event_type" }',
+    "decode.key.format": 'format = "string"',
+    "decode.key.schema": 'schema = "id BIGINT"',
+    "decode.key.column": 'column = "id"',
+    "decode.key.type": 'type = "BIGINT"',
+    "decode.key.schema_file": 'schema_file = "order.avsc"',
+    "decode.key.schema_registry": 'schema_registry = "https://registry:8081"',
+    "decode.key.schema_registry_user_info": 'schema_registry_user_info = "user:${PASSWORD}"',
+    "decode.key.schema_registry_ca": 'schema_registry_ca = "ca.pem"',
+    "filter.drop": "drop = \"key = 'test'\"",
+    "filter.expire": 'expire = "1 hour"',
+    "filter.delay": 'delay = "10 seconds"',
+    "filter.throttle": 'throttle = "1000 in 1 second"',
+    "transform.sql": 'sql = "SELECT *, dep_delay > 15 AS late FROM input"',
+    "transform.python": 'python = "flights_rules:late"',
+    "transform.spark": 'spark = "flights_rules:by_carrier"',
+    "sink": "[sink]",
+    "sink.keys": 'keys = ["id"]',
+    "sink.version": 'version = "changed_at"',
+    "sink.keep_source": "keep_source = true",
+    "sink.rejects_topic": 'rejects_topic = "flights.rejects"',
+    "sink.kafka": 'kafka = { "compression.type" = "zstd" }',
+    "sink.s3.endpoint": 'endpoint = "https://minio:9000"',
+    "sink.s3.region": 'region = "eu-central-1"',
+    "sink.s3.access_key": 'access_key = "${S3_KEY}"',
+    "sink.s3.secret_key": 'secret_key = "${S3_SECRET}"',
+    "sink.s3.session_token": 'session_token = "${S3_TOKEN}"',
+    "offsets.store": 'store = "kafka"',
+    "offsets.group": 'group = "flights-positions"',
+    "offsets.path": 'path = "offsets"',
+    "offsets.path of zookeeper": 'path = "/oncely"',
+    "offsets.url": 'url = "redis://:${PASSWORD}@host:6379/0"',
+    "offsets.url of sql": URL_EXAMPLE,
+    "offsets.hosts": 'hosts = "zk-1:2181,zk-2:2181,zk-3:2181"',
+    "spark.conf": 'conf = { "spark.executor.memory" = "4g" }',
+    "worker.group": 'group = "flights-workers"',
+    "worker.protocol": 'protocol = "consumer"',
+    "worker.instance": 'instance = "worker-${HOSTNAME}"',
+    "worker.buffer": 'buffer = "256 MiB"',
+    "worker.session_timeout": 'session_timeout = "10 seconds"',
+}
+"""By dotted name; with "of" and the value of the selector if it is for one form of the table."""
+
+
+def example(key: str, form: str = "") -> str:
+    """An example of a key as a line of TOML; empty if there is none.
+
+    Args:
+        key: its dotted name.
+        form: the value of its table's selector, if it is known.
+    """
+    return _all().get(f"{key} of {form}", _all().get(key, ""))
+
+
+@cache
+def _all() -> Mapping[str, str]:
+    """The examples, with those of the kinds; of a key that several have, the first one's."""
+    found = {"sink.kind": f'kind = "{next(iter(sink_kinds()))}"', **EXAMPLES}
+    for kind, section in sink_kinds().items():
+        for key, line in section.examples.items():
+            found.setdefault(f"sink.{key}", line)
+            found[f"sink.{key} of {kind}"] = line
+    return found
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """The values that an argument may have.
+
+    Attributes:
+        allows: true for them.
+        named: their names for an error.
+    """
+
+    allows: Callable[[Any], bool]
+    named: str
+
+
+def one_of(*values: object) -> Rule:
+    """One of these values."""
+    allowed = [(type(one), one) for one in values]
+    return Rule(lambda it: (type(it), it) in allowed, " or ".join(map(repr, values)))
+
+
+def _made(name: str) -> Rule:
+    """An object of a class of this name, which is not imported for that."""
+    return Rule(lambda it: name in {one.__name__ for one in type(it).__mro__}, f"of type {name}")
+
+
+def _count(it: object) -> bool:
+    return isinstance(it, int) and not isinstance(it, bool) and it >= 0
+
+
+def _list_of(rule: Rule, named: str) -> Rule:
+    def allows(it: Any) -> bool:
+        of = isinstance(it, Sequence) and not isinstance(it, str | bytes)
+        return of and all(map(rule.allows, it))
+
+    return Rule(allows, named)
+
+
+_CALLED = Rule(callable, "a function")
+_COUNT = Rule(_count, "a number from 0 on")
+_PATH = Rule(lambda it: isinstance(it, str | os.PathLike), "a path")
+_TEXT = Rule(lambda it: isinstance(it, str), "a text")
+_TEXTS = _list_of(_TEXT, 'a list of texts, as in ["one"]')
+_YES = one_of(True, False)
+_RULES: Mapping[str, Rule] = {
+    "until": one_of("latest"),
+    "on_fenced": one_of("end", "wait"),
+    "stop": _made("StopSignal"),
+    "http": _made("Http"),
+    "spark": _made("SparkSession"),
+    "verb": _made("Verb"),
+    "which": _made("RejectFilter"),
+    "listener": _CALLED,
+    "progress": _CALLED,
+    "events": _PATH,
+    "path": _PATH,
+    "checkpoint": _PATH,
+    "execute": _YES,
+    "discarded": _YES,
+    "create": _YES,
+    "use_spark": _YES,
+    "sample": _COUNT,
+    "limit": _COUNT,
+    "max_removed": _COUNT,
+    "topics": _TEXTS,
+    "keys": _TEXTS,
+    "name": _TEXT,
+    "key": _TEXT,
+    "df": Rule(lambda it: hasattr(it, "isStreaming"), "a streaming DataFrame"),
+    "raw": Rule(lambda it: isinstance(it, Mapping), "a mapping, as a TOML file has"),
+    "ranges": Rule(
+        lambda it: (
+            isinstance(it, Mapping) and all(_made("OffsetRange").allows(one) for one in it.values())
+        ),
+        "a mapping of TopicPartition to OffsetRange",
+    ),
+    "before": _made("datetime"),
+    "download": _YES,
+    "logs": _list_of(_PATH, "a list of paths"),
+    "found": _list_of(_made("Finding"), "a list of the findings of an audit"),
+}
+"""By name: an argument has the same meaning in all functions. None is allowed where it is the
+default."""
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which refuses wrong arguments.
+
+    Its wrapper raises:
+        ConfigError: names the argument, and what it may be.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            rule, none = _RULES.get(name), signature.parameters[name].default is None
+            if rule is None or (none and value is None) or rule.allows(value):
+                continue
+            raise ConfigError(
+                name,
+                f"found {shown(value)}; allowed: {rule.named}{' or None' * none}",
+                way_out=f"correct the argument of {function.__qualname__}",
+            )
+        return function(*args, **kwargs)
+
+    return wrapped

@@ -18,10 +18,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from oncely.config.base import Section, form_of
-from oncely.config.examples import example
 from oncely.config.pipeline import PipelineSettings, SettingsTable, keys, tables
-from oncely.kafka.producer_settings import ACCEPTED as PRODUCER_PROPERTIES
+from oncely.config.problems import example
 from oncely.kafka.properties import ACCEPTED as SOURCE_PROPERTIES
+from oncely.kafka.properties import PRODUCER_ACCEPTED as PRODUCER_PROPERTIES
 
 _ATTRIBUTE = re.compile(r"    (\w+(?:, \w+)*): (.+)")
 _OF_TABLE = re.compile(r"`\[[\w.]+\]`(?: with `\w+ = \"\w+\"`)?[:.] ?")

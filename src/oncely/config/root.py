@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, SecretStr
 
@@ -21,14 +21,17 @@ from oncely.config.base import (
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.sink import SinkSettings
 from oncely.errors import ConfigError
-from oncely.kinds.partitions import parse_partition_by
-from oncely.stores.objects.store import S3Options, Store
+
+if TYPE_CHECKING:
+    from oncely.stores.objects.store import S3Options, Store
 
 _RECORDS_A_FLUSH = 5_000_000
 
 
 def partition_columns(value: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse the values that :func:`parse_partition_by` refuses."""
+    from oncely.kinds.partitions import parse_partition_by
+
     try:
         parse_partition_by(value)
     except ConfigError as error:
@@ -76,6 +79,8 @@ class S3Settings(Section):
         Raises:
             ConfigError: keys that do not go together.
         """
+        from oncely.stores.objects.store import S3Options
+
         given: dict[str, Any] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -114,6 +119,8 @@ class RootSettings(SinkSettings):
         Raises:
             ConfigError: the URL is invalid, or its keys do not go together.
         """
+        from oncely.stores.objects.store import Store
+
         return Store(self.url, None if self.s3 is None else self.s3.options())
 
     @property

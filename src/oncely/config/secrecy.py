@@ -1,23 +1,28 @@
-"""The secret values of a pipeline file, determined by their fields.
+"""``${NAME}``, ``${NAME:-default}`` and ``${file:/path}`` inside the strings of a pipeline file,
+and its secret values, determined by their fields.
+
+``$$`` is a plain dollar; a dollar before any other character than a brace is kept.
 
 Passwords, tokens and key material are secret; names, addresses and sizes are not, regardless of
 their origin. A value of ``${...}`` in a text of unknown meaning (SQL, an unknown key, one of
-Spark's settings) is secret, unless its key names an address.
-"""
+Spark's settings) is secret, unless its key names an address."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import SecretStr
 
-from oncely.config import urls
+from oncely.config.base import passwords, without_password
 from oncely.config.problems import is_secret_field, known_keys
 from oncely.config.runtimes import is_secret
+from oncely.errors import ConfigError
 from oncely.kafka.properties import ACCEPTED, SECRET, is_sasl, is_tls, secret_values
 
 if TYPE_CHECKING:
@@ -75,7 +80,7 @@ def written(raw: Any, key: str = "") -> Iterator[str]:
                 yield from written(inner, key)
         case str() | int() | float():
             text = str(raw)
-            yield from urls.passwords(text)
+            yield from passwords(text)
             if _holds_secret(key):
                 yield text
                 if key.endswith("user_info"):
@@ -139,7 +144,7 @@ def public(raw: Any, key: str = "") -> Iterator[str]:
         case str() if _SHOWN.fullmatch(key):
             yield raw
         case str() if key in ("sink.url", "offsets.url"):
-            yield from re.split(r"[/:@,]+", urls.without_password(raw).partition("?")[0])
+            yield from re.split(r"[/:@,]+", without_password(raw).partition("?")[0])
 
 
 def _holds_secret(key: str) -> bool:
@@ -166,9 +171,99 @@ def _in_url(template: str, filled: Sequence[Filled]) -> set[str]:
     for at, one in enumerate(filled):
         marked = marked.replace(one.token, f"filled-{at}-", 1)
     query = marked.partition("?")[2]
-    places = [*urls.passwords(marked), query]
+    places = [*passwords(marked), query]
     return {
         one.value
         for at, one in enumerate(filled)
         if any(f"filled-{at}-" in place for place in places)
     }
+
+
+_TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class Filling:
+    """Fills in the values of one pipeline file.
+
+    Attributes:
+        base: the base of relative paths of secret files.
+        environment: the environment variables.
+        problems: values that could not be filled in.
+        secrets: values that were filled in and must not be shown.
+    """
+
+    base: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    problems: list[ConfigError] = field(default_factory=list)
+    secrets: set[str] = field(default_factory=set, repr=False)
+
+    def fill(self, value: Any, key: str = "") -> Any:
+        """A copy of ``value`` with every string filled in; ``key`` is its dotted name."""
+        match value:
+            case str():
+                return self._text(value, key)
+            case Mapping():
+                return {
+                    name: self.fill(inner, f"{key}.{name}" if key else str(name))
+                    for name, inner in value.items()
+                }
+            case list() | tuple():
+                return [self.fill(inner, f"{key}[{at}]") for at, inner in enumerate(value)]
+            case _:
+                return value
+
+    def _text(self, text: str, key: str) -> str:
+        filled: list[Filled] = []
+
+        def one(match: re.Match[str]) -> str:
+            if match[0] == "$$":
+                return "$"
+            try:
+                value = self._value(match[1], key)
+            except ConfigError as error:
+                self.problems.append(error)
+                return match[0]
+            name, _, default = match[1].partition(":-")
+            if value != default or is_secret(name):  # the file shows its default to all
+                filled.append(Filled(match[0], name, value))
+            return value
+
+        done = _TOKEN.sub(one, text)
+        self.secrets.update(hidden(key, text, done, filled))
+        return done
+
+    def _value(self, name: str | None, key: str) -> str:
+        if name is not None and name.startswith("file:"):
+            return self._file(name.removeprefix("file:").strip(), key)
+        name, given, default = (name or "").partition(":-")
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                key,
+                "${ without a variable's name and a closing brace",
+                way_out="write ${NAME}, ${NAME:-default} or ${file:/path}; a plain dollar before a"
+                " brace is $$",
+            )
+        if given:
+            return self.environment.get(name) or default
+        if name not in self.environment:
+            raise ConfigError(
+                key,
+                f"the environment has no variable {name}",
+                way_out=f"export {name}=..., or write $${{{name}}} if it is no variable",
+            )
+        return self.environment[name]
+
+    def _file(self, name: str, key: str) -> str:
+        try:
+            text = (self.base / name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(
+                key,
+                f"can't read the secret file {name!r}: {reason}",
+                way_out="name a text file that this user may read",
+            ) from None
+        # Editors and `echo` end a file with a line break that does not belong to the secret.
+        return text.removesuffix("\n").removesuffix("\r")

@@ -32,7 +32,7 @@ from oncely.config.decode import KeySettings, key_columns
 from oncely.config.source import LONGEST_TOPIC, SourceSettings
 from oncely.errors import ConfigError
 from oncely.extras import KINDS, plugins
-from oncely.kafka.producer_settings import checked
+from oncely.kafka.properties import checked_producer
 
 
 class SinkSettings(Section):
@@ -116,7 +116,7 @@ def producer_keys(value: object) -> dict[str, str]:
     problems: list[Problem] = []
     for key, given in plain_table(value).items():
         try:
-            found |= checked({key: given})
+            found |= checked_producer({key: given})
         except ConfigError as error:
             problems.append(Problem(key, error.problem, error.way_out))
     if problems:

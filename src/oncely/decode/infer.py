@@ -1,22 +1,40 @@
-"""JSON records to inferred columns: the rules, and one call over a list of records."""
+"""JSON records to inferred columns: the rules, one call over a list of records, the scope of a
+record (the values of a few plain members, read before all others), and the fast decoders of known
+columns, cached across calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from itertools import chain, count, islice, pairwise
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import InvalidRecord
-from oncely.decode.columns import Positions, Slice, from_dicts, shortened, slices
-from oncely.decode.merging import CAPS, NOTHING, Caps, Grown, grow, widen
-from oncely.decode.plans import CELLS, DecodePlan, Plans
-from oncely.decode.scopes import Scope, ScopeReader
+from oncely.decode.columns import Piece, Positions, Slice, from_dicts, read_each, shortened, slices
+from oncely.decode.json import Path, TypedJson, matchable
+from oncely.decode.merging import (
+    CAPS,
+    NOTHING,
+    Caps,
+    Grown,
+    ListOf,
+    Struct,
+    Tree,
+    grow,
+    schema_of,
+    tree_of,
+    widen,
+)
+from oncely.decode.reference import Number, Whole, parse_object, show
+from oncely.decode.schema import SchemaKey, same_schema
 from oncely.per_process import no_gc
 
 _SECTION_BYTES = 128 * 1024 * 1024
@@ -102,7 +120,7 @@ class InferringJson:
 
         Args:
             values: binary or large_binary, the records.
-            known: schemas by scope, of types that :func:`oncely.decode.avro_names.storable` gives.
+            known: schemas by scope, of types that :func:`oncely.decode.avro_schema.storable` gives.
         """
         found = Inferred([], [], dict(known))
         self._plans.forget()
@@ -373,3 +391,307 @@ def _by_scope(schema: pa.Schema, of: list[_Rows]) -> Iterator[tuple[int, pa.Tabl
         records, codes = records[order], codes[order]
     for start, end in pairwise([0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]):
         yield int(codes[start]), table.slice(start, end - start), records[start:end]
+
+
+Scope = tuple[str | None, ...]
+"""Each scope column's value in the form of :func:`scope_value`; None if there is none."""
+
+LONGEST = 4_096
+"""Maximum bytes of a value. It is part of keys and messages of Kafka, so its length is limited."""
+_LIMIT = 1 << 63
+_INT64 = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT - 1)]
+
+
+def scope_value(value: str | int | bool) -> str:
+    """A value as part of a scope: its text, and its type unless it is a text.
+
+    Texts are used unchanged. ``1`` and ``"1"`` are ``1::BIGINT`` and ``1::STRING``: no scope has
+    the value ``1``.
+    """
+    if isinstance(value, bool):
+        return f"{'true' if value else 'false'}::BOOLEAN"
+    if isinstance(value, int):
+        return f"{value}::BIGINT"
+    return f"{value}::STRING" if _UNPLAIN.fullmatch(value) else value
+
+
+def typed(texts: Sequence[str | None], columns: Sequence[str], schema: pa.Schema) -> Scope:
+    """The scope of rows: the texts of the values in some columns, whose types are in the schema."""
+    return tuple(map(partial(_typed, schema), columns, texts))
+
+
+def is_untyped(scope: Scope) -> bool:
+    """True if a value has no type, although :func:`scope_value` would have given it one."""
+    return any(text and _UNTYPED.fullmatch(text) for text in scope)
+
+
+def _typed(schema: pa.Schema, column: str, text: str | None) -> str | None:
+    if text is None:
+        return None
+    arrow = schema.field(column).type if column in schema.names else pa.string()
+    if pa.types.is_boolean(arrow):
+        return scope_value(text == "true")
+    return scope_value(int(text) if pa.types.is_integer(arrow) else text)
+
+
+_UNTYPED = re.compile(r"-?[0-9]{1,19}|true|false")
+_UNPLAIN = re.compile(_UNTYPED.pattern + r"|.*::(?:STRING|BIGINT|BOOLEAN)", re.DOTALL)
+
+
+class Scoped(NamedTuple):
+    """The scopes of some records.
+
+    Attributes:
+        scopes: the distinct scopes, in order of their first records.
+        codes: for each record the index of its scope, -1 if it has none.
+        refused: the reasons of records without a scope, by their index.
+    """
+
+    scopes: list[Scope]
+    codes: Positions
+    refused: dict[int, str]
+
+
+@dataclass(frozen=True)
+class ScopeReader:
+    """Reads scopes of JSON records.
+
+    A text, a whole number of 64 bits, true and false are values; a missing member and null are
+    None. A record with any other value has no scope.
+    """
+
+    columns: tuple[str, ...]
+
+    def read(self, values: pa.Array) -> Scoped:
+        """The scopes of a slice of binary or large_binary."""
+        if not self.columns:
+            return Scoped([()], np.zeros(len(values), np.int64), {})
+        data = values.to_pylist()
+        try:
+            rows, good = list(map(self._fast, data)), np.arange(len(data))
+            refused: dict[int, str] = {}
+        except Exception:  # for any error, each record is read alone
+            rows, good, refused = read_each(data, self._one)
+        scopes, of_row = _coded(rows)
+        codes = np.full(len(data), -1, np.int64)
+        codes[good] = of_row
+        for code, scope in enumerate(scopes):
+            longest = max((len(text.encode()) for text in scope if text), default=0)
+            if longest > LONGEST:
+                why = f"a partition's value has {longest:,} bytes; it may have {LONGEST:,} bytes"
+                refused.update(dict.fromkeys(np.flatnonzero(codes == code).tolist(), why))
+        codes[list(refused)] = -1
+        return Scoped(scopes, codes, refused)
+
+    @cached_property
+    def _fast(self) -> Callable[[bytes | None], tuple[Any, ...]]:
+        slots = [(f"f{i}", str | _INT64 | bool | None, None) for i in range(len(self.columns))]
+        names = {f"f{index}": name for index, name in enumerate(self.columns)}
+        # ValueError for a name with a quote, backslash or control character in it
+        row = msgspec.defstruct("Scope", slots, rename=names, kw_only=True, gc=False)
+        decode, values = msgspec.json.Decoder(row).decode, msgspec.structs.astuple
+        return lambda record: values(decode(record))  # type: ignore[arg-type]
+
+    def _one(self, record: bytes | None) -> tuple[Any, ...]:
+        try:
+            return self._fast(record)
+        except Exception:  # the reference decides
+            members = parse_object(record)
+        return tuple(_read(name, members.get(name)) for name in self.columns)
+
+
+def _read(name: str, value: Any) -> Any:
+    if value is None or type(value) is str or isinstance(value, bool):
+        return value
+    if isinstance(value, Whole):
+        number = int(value) if len(value) <= 20 else _LIMIT
+        if -_LIMIT <= number < _LIMIT:
+            return number
+        raise InvalidRecord(f"{name}: {show(value)} is out of range of BIGINT")
+    kind = "a number with a point or exponent, " if isinstance(value, Number) else ""
+    raise InvalidRecord(
+        f"{name}: files are partitioned by texts, whole numbers and booleans, found "
+        f"{kind}{show(value)}"
+    )
+
+
+def _coded(rows: list[tuple[Any, ...]]) -> tuple[list[Scope], Positions]:
+    """The distinct scopes of rows of values, and the index of each row's scope."""
+    keys = rows
+    if not set(map(type, chain.from_iterable(rows))) <= {str, type(None)}:
+        keys = [(*map(type, row), *row) for row in rows]  # 1 equals True
+    codes: dict[tuple[Any, ...], int] = {}
+    of_row = [codes.setdefault(key, len(codes)) for key in keys]
+    width = len(rows[0]) if rows else 0
+    scopes = [tuple(map(_text, key[-width:])) for key in codes]
+    return scopes, np.array(of_row, np.int64)
+
+
+def _text(value: str | int | bool | None) -> str | None:
+    return None if value is None else scope_value(value)
+
+
+CELLS = 4_000_000
+"""Maximum number of values that exist as Python objects at a time."""
+_MOST_EMPTY = 64  # members without a value that a plan remembers; their depth and length
+_DEEPEST_EMPTY = 4
+_LONGEST_EMPTY = 255
+_FEW = 16  # records for which no decoder is created
+_MOST_PLANS = 4_096
+
+_stamps = count(1)
+
+
+class DecodePlan:
+    """The fast decoder of one schema, which many scopes may share.
+
+    Attributes:
+        schema, columns: the same columns as Arrow fields and as a tree.
+        empty: paths of members that had no value in records of this schema: null, an empty array,
+            or an object of such members. They are no columns, and no reason to read each record
+            alone.
+        stamp: a unique number that changes whenever the plan would decode differently.
+    """
+
+    def __init__(self, schema: pa.Schema, columns: Struct) -> None:
+        self.schema, self.columns = schema, columns
+        self.empty: set[Path] = set()
+        self.stamp = next(_stamps)
+        self._typed: TypedJson | None = None
+        self._made = False
+
+    def decode(self, values: pa.Array, at: Positions) -> tuple[list[Piece], list[Positions]]:
+        """Decode records that do not extend the schema.
+
+        Args:
+            values: a slice of records.
+            at: the positions of some of them, ascending.
+
+        Returns:
+            Rows after the positions of their records; and the positions of records that must be
+            read alone. A row may have only some of the plan's columns; it has no value in the
+                others.
+        """
+        typed = self._decoder(len(at))
+        if typed is None:
+            return [], [at]
+        rows: list[Piece] = []
+        unsure: list[Positions] = []
+        step = max(_FEW, CELLS // max(1, self.columns.size.fields))
+        for first in range(0, len(at), step):
+            some = at[first : first + step]
+            chosen = values if len(some) == len(values) else values.take(pa.array(some))
+            pieces, left = typed.decode(chosen)
+            rows += [(some[good], batch) for good, batch in pieces if len(good)]
+            unsure.append(some[left])
+        return rows, unsure
+
+    def _decoder(self, records: int) -> TypedJson | None:
+        if not self._made and records >= _FEW:
+            self._made = True
+            columns = _matchable(self.columns)
+            if isinstance(columns, Struct):
+                empty = _not_columns(self.empty, self.columns, columns)
+                self._typed = TypedJson.make(schema_of(columns), empty)
+        return self._typed
+
+    def learn(self, members: Mapping[str, Any]) -> None:
+        """Remember the empty members of a record that was unsure and did not extend the schema."""
+        found = (path for path in _empty(members, self.columns, ()) if path not in self.empty)
+        self.remember(list(islice(found, max(0, _MOST_EMPTY - len(self.empty)))))
+
+    def remember(self, empty: Collection[Path]) -> None:
+        """Add paths of empty members; the decoder is recreated if any is new."""
+        if not self.empty.issuperset(empty):
+            self.empty.update(empty)
+            self.stamp, self._typed, self._made = next(_stamps), None, False
+
+    def concerns(self, before: Struct, after: Struct) -> bool:
+        """True if a member that had no value has become a column."""
+        return any(_at(before, path) is None and _at(after, path) for path in self.empty)
+
+
+class Plans:
+    """All plans, by schema."""
+
+    def __init__(self) -> None:
+        self._by_schema: dict[Any, DecodePlan] = {}
+        self._by_object: dict[Any, tuple[pa.Schema, DecodePlan]] = {}
+
+    def forget(self) -> None:
+        """Bound the memory; to be called between calls of ``infer``."""
+        for plans in (self._by_schema, self._by_object):
+            if len(plans) > _MOST_PLANS:
+                plans.clear()
+
+    def of(self, schema: pa.Schema) -> DecodePlan:
+        """The plan of a schema. Lookup is by object first: hashing a schema is expensive."""
+        seen = self._by_object.get(id(schema))
+        if seen is not None:
+            return seen[1]
+        key = SchemaKey(schema)
+        plan = self._by_schema.get(key)
+        if plan is None:
+            columns = tree_of(schema)
+            clean = schema_of(columns)
+            plan = DecodePlan(schema if same_schema(schema, clean) else clean, columns)
+            self._by_schema[key] = plan
+        self._by_object[id(schema)] = (schema, plan)  # keeps the object, and so its id
+        return plan
+
+    def grown(self, columns: Struct, before: DecodePlan | None) -> DecodePlan:
+        """The plan of columns that extend ``before``."""
+        plan = self.of(schema_of(columns))
+        if before is not None:
+            plan.remember(_not_columns(before.empty, columns, columns))
+        return plan
+
+
+def _matchable(tree: Tree | None) -> Tree | None:
+    """The branches that the fast decoder can match; records with other branches are read alone."""
+    if isinstance(tree, ListOf):
+        item = _matchable(tree.item)
+        return None if item is None else tree if item is tree.item else ListOf(item)
+    if isinstance(tree, Struct):
+        inside = {name: _matchable(f) for name, f in tree.fields.items() if matchable(name)}
+        known = {name: field for name, field in inside.items() if field is not None}
+        same = len(known) == len(tree.fields) and all(
+            tree.fields[name] is field for name, field in known.items()
+        )
+        return tree if same else Struct(known) if known else None
+    return tree
+
+
+def _not_columns(empty: set[Path], known: Struct, matched: Struct) -> set[Path]:
+    """The paths that are no columns yet; a column that cannot be matched is treated so, too."""
+
+    def leads_on(path: Path) -> bool:
+        here: tuple[Tree | None, Tree | None] = known, matched
+        for name in path:
+            if not isinstance(here[0], Struct) or not isinstance(here[1], Struct):
+                return False
+            here = here[0].fields.get(name), here[1].fields.get(name)
+            if here[0] is None:
+                return True
+        return False
+
+    return {path for path in empty if leads_on(path)}
+
+
+def _empty(members: Mapping[str, Any], known: Tree | None, path: Path) -> Iterator[Path]:
+    """The paths of the members that are no columns, if the fast decoder can match them."""
+    for name, value in members.items():
+        field = known.fields.get(name) if isinstance(known, Struct) else None
+        if field is not None and not isinstance(field, Struct):
+            continue
+        if len(path) < _DEEPEST_EMPTY and len(name) <= _LONGEST_EMPTY and matchable(name):
+            if field is None:
+                yield (*path, name)
+            if isinstance(value, dict):
+                yield from _empty(value, field, (*path, name))
+
+
+def _at(tree: Tree | None, path: Path) -> Tree | None:
+    for name in path:
+        tree = tree.fields.get(name) if isinstance(tree, Struct) else None
+    return tree

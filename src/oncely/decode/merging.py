@@ -32,8 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_names import avro_name, is_large, large
-from oncely.decode.avro_schema import DEEPEST
+from oncely.decode.avro_schema import DEEPEST, avro_name
 from oncely.decode.base import InvalidRecord
 from oncely.decode.reference import (
     EXACT,
@@ -45,7 +44,7 @@ from oncely.decode.reference import (
     read_value,
     show,
 )
-from oncely.decode.schema import same_schema, type_name
+from oncely.decode.schema import is_large, large, same_schema, type_name
 from oncely.errors import InvariantViolation, check
 
 

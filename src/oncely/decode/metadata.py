@@ -1,51 +1,26 @@
-"""Parts of the Kafka record as columns: beside those that are decoded from its value and key, or
-undecoded as the whole row."""
+"""Parts of the Kafka record as columns: metadata and keys beside the value's columns, keys alone
+for records without a value, or undecoded parts as the whole row.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import Rejection
 from oncely.decode.base import Decoded, Decoder, InvalidRecord
-from oncely.decode.columns import shortened
-from oncely.decode.reference import utf8
+from oncely.decode.columns import BytesDecoder, Piece, Positions, from_dicts, read_each, shortened
+from oncely.decode.reference import JsonRules, parse_object, parse_value, read_value, scalar, utf8
+from oncely.decode.schema import METADATA_COLUMNS, RAW_COLUMNS, MetadataColumn, type_name
 from oncely.errors import ConfigError
 
-TYPES: dict[str, pa.DataType] = {
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "key": pa.string(),
-    "headers": pa.string(),
-}
-"""The parts of a record, in the order of their columns, and the types of the columns."""
 _ALWAYS = {"topic", "partition", "offset"}
-
-
-class MetadataColumn(NamedTuple):
-    """A column.
-
-    Attributes:
-        of: a name in :data:`TYPES`.
-        column: the name of the column.
-        header: the name of the header, if it is one.
-    """
-
-    of: str
-    column: str
-    header: str = ""
-
-    @property
-    def setting(self) -> str:
-        """The key of the pipeline file."""
-        return f"decode.metadata.{self.of}" + (f".{self.header}" if self.header else "")
 
 
 @dataclass(frozen=True)
@@ -78,7 +53,7 @@ class WithMetadata:
 
     @cached_property
     def _fields(self) -> tuple[pa.Field, ...]:
-        return tuple(pa.field(part.column, TYPES[part.of]) for part in self.parts)
+        return tuple(pa.field(part.column, METADATA_COLUMNS[part.of]) for part in self.parts)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -134,7 +109,7 @@ def _column(part: MetadataColumn, records: pa.Table, bad: dict[int, str]) -> pa.
             return _texts(found, f"header {part.header!r}", bad)
         case "key":
             return _texts(given, "key", bad)
-    return pc.cast(given, TYPES[part.of])
+    return pc.cast(given, METADATA_COLUMNS[part.of])
 
 
 def _last(headers: pa.ListArray, name: str) -> pa.Array:
@@ -158,15 +133,6 @@ def _texts(values: pa.ChunkedArray, what: str, bad: dict[int, str]) -> pa.Chunke
             except InvalidRecord as error:
                 bad.setdefault(record, shortened(str(error)))
         return pa.chunked_array([pa.array(found, pa.string())])
-
-
-RAW_COLUMNS: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-}
-"""Columns of a raw row. Headers are a list: Kafka keeps their order, and a name may repeat."""
 
 
 @dataclass(frozen=True)
@@ -196,3 +162,171 @@ class RawDecoder:
             rows=pa.Table.from_arrays(taken, schema=self.schema),
             row_record=pa.array(np.arange(len(records)), pa.int64()),
         )
+
+
+@dataclass(frozen=True)
+class TextDecoder(BytesDecoder):
+    """Decodes UTF-8 text into the one column of its schema. Null is NULL.
+
+    A column of another type than STRING takes the texts that it takes in JSON; numbers and booleans
+    are written as JSON writes them.
+
+    Attributes:
+        rounding: cut off digits that a TIMESTAMP does not keep.
+        unwrap: the bytes are a JSON object, and the text is the scalar in this member of it.
+        json: the bytes are a JSON scalar.
+    """
+
+    rounding: bool = False
+    unwrap: str = ""
+    json: bool = False
+
+    def _decode_slice(self, values: pa.Array) -> tuple[list[Piece], dict[int, str]]:
+        found, good, refused = read_each(values.to_pylist(), self._value)
+        return [(good, from_dicts(self.schema, found))], refused
+
+    def _value(self, data: bytes | None) -> dict[str, Any]:
+        (field,) = self.schema
+        if data is None:
+            return {field.name: None}
+        found: Any = self._found(data)
+        if not pa.types.is_string(field.type) and type(found) is str:
+            found = scalar(found)
+        rules = JsonRules(strict=not (self.unwrap or self.json), rounding=self.rounding)
+        return {field.name: read_value(field.type, found, field.name, rules)}
+
+    def _found(self, data: bytes) -> Any:
+        if not self.unwrap:
+            return parse_value(data, self.column) if self.json else utf8(data, self.column)
+        members = parse_object(data, self.column)
+        if self.unwrap not in members:
+            raise InvalidRecord(f"the {self.column} has no member {self.unwrap!r}")
+        return members[self.unwrap]
+
+
+@dataclass(frozen=True)
+class WithKey:
+    """Decodes values and keys, each with its own decoder.
+
+    - A record with value and key becomes a row: the value's columns, then the key's.
+    - A record without a value (null, a tombstone) and with a good key becomes a tombstone: the
+      key's columns alone. A tombstone with a null key identifies no row, and is rejected.
+    - An invalid value or key is a rejection; the value's reason comes first.
+
+    A column of both, for example ``id``, is one column of the rows, at the value's place, and its
+    type must be the same in both. Producers write it twice; if it is NULL in the value, the key's
+    counts, and if the two differ, the record is rejected. Otherwise an upsert by the value's ``id``
+    would write one row, and the tombstone of the same Kafka key delete another.
+
+    Attributes:
+        value: decodes the value.
+        key: decodes the key.
+
+    Raises:
+        ConfigError: a shared column has two types, or a type that cannot be compared.
+    """
+
+    value: Decoder
+    key: Decoder
+
+    def __post_init__(self) -> None:
+        for name in self._shared:
+            of_value, of_key = (each.schema.field(name).type for each in (self.value, self.key))
+            in_key = type_name(of_key)
+            if of_value != of_key:
+                problem = f"is {in_key} in the key and {type_name(of_value)} in the value"
+            elif pa.types.is_nested(of_key):
+                problem = f"is in key and value, and {in_key} has no ="
+            else:
+                continue
+            way_out = "rename one of them, or leave it out of one schema"
+            raise ConfigError("decode.key", f"column {name!r} {problem}", way_out=way_out)
+
+    @cached_property
+    def _shared(self) -> tuple[str, ...]:
+        return tuple(name for name in self.value.schema.names if name in self.key.schema.names)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The value's columns, followed by the columns that only the key has."""
+        keys = {field.name: field for field in self.key.schema}
+        columns = [
+            field.with_nullable(keys.pop(field.name, field).nullable and field.nullable)
+            for field in self.value.schema
+        ]
+        return pa.schema(columns + list(keys.values()))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The columns of the records that either decoder reads."""
+        return self.value.needs | self.key.needs | {"value", "key"}
+
+    def decode(self, records: pa.Table) -> Decoded:
+        """Decode every record: a row, a tombstone or a rejection."""
+        empty = _nulls(records["value"])
+        nameless = empty & _nulls(records["key"])
+        valued = np.flatnonzero(~empty)
+        values = self.value.decode(_chosen(records, valued))
+        keys = self.key.decode(records)
+
+        rows, row_record, bad = self._rows(values, valued, keys)
+        bad |= {rejection.record: rejection.reason for rejection in keys.rejections}
+        bad |= dict.fromkeys(np.flatnonzero(nameless).tolist(), _NAMELESS)
+        bad |= {int(valued[record]): reason for record, _, reason in values.rejections}
+        of_key = np.asarray(keys.row_record)
+        dead = np.flatnonzero((empty & ~nameless)[of_key])
+        return Decoded(
+            rows=rows,
+            row_record=pa.array(row_record, pa.int64()),
+            rejections=[Rejection(record, "decode", bad[record]) for record in sorted(bad)],
+            tombstones=_chosen(keys.rows, dead),
+            tombstone_record=pa.array(of_key[dead], pa.int64()),
+        )
+
+    def _rows(
+        self, values: Decoded, valued: Positions, keys: Decoded
+    ) -> tuple[pa.Table, Positions, dict[int, str]]:
+        """Join values and keys by record; also return the records whose shared columns differ."""
+        records, at_value, at_key = np.intersect1d(
+            valued[np.asarray(values.row_record)],
+            np.asarray(keys.row_record),
+            assume_unique=True,
+            return_indices=True,
+        )
+        left, right = _chosen(values.rows, at_value), _chosen(keys.rows, at_key)
+        bad: dict[int, str] = {}
+        columns = []
+        for name in self.schema.names:
+            if name not in self._shared:
+                columns.append((left if name in left.schema.names else right)[name])
+                continue
+            differs = pc.fill_null(pc.not_equal(left[name], right[name]), False)
+            for row in np.flatnonzero(differs.to_numpy()).tolist():
+                found = _shown(right[name][row]), _shown(left[name][row])
+                bad[int(records[row])] = f"{name}: {found[0]} in the key, {found[1]} in the value"
+            columns.append(pc.coalesce(left[name], right[name]))
+        keep = np.flatnonzero(~np.isin(records, [*bad]))
+        rows = pa.Table.from_arrays(columns, schema=self.schema)
+        return _chosen(rows, keep), records[keep], bad
+
+
+_NAMELESS = "value and key are null: a tombstone that names nothing"
+_MOST_SHOWN = 40
+
+
+def _nulls(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.is_null())
+
+
+def _chosen(table: pa.Table, positions: Positions) -> pa.Table:
+    """These rows, ascending. ``filter`` keeps the chunks; ``take`` would join them into one."""
+    if len(positions) == len(table):
+        return table
+    mask = np.zeros(len(table), np.bool_)
+    mask[positions] = True
+    return table.filter(pa.array(mask))
+
+
+def _shown(value: pa.Scalar) -> str:
+    text = repr(value.as_py())
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -1,4 +1,5 @@
-"""Parsing of Spark's schema DDL to Arrow types, and the DDL names of Arrow types.
+"""Parsing of Spark's schema DDL to Arrow types, the DDL names of Arrow types, and the columns of
+the parts of a Kafka record.
 
 A schema is ``name TYPE [NOT NULL] [COMMENT 'text'], ...`` as ``StructType.toDDL`` prints it. Names
 may be any word, including SQL's reserved words, since a schema contains only names and types; other
@@ -341,3 +342,59 @@ class _Parser:
             raise self._error(first, "the keys of a MAP are STRING")
         self._expect(",")
         return pa.map_(pa.string(), self._type())
+
+
+METADATA_COLUMNS: dict[str, pa.DataType] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "key": pa.string(),
+    "headers": pa.string(),
+}
+"""The parts of a record, in the order of their columns, and the types of the columns."""
+
+
+class MetadataColumn(NamedTuple):
+    """A column.
+
+    Attributes:
+        of: a name in :data:`METADATA_COLUMNS`.
+        column: the name of the column.
+        header: the name of the header, if it is one.
+    """
+
+    of: str
+    column: str
+    header: str = ""
+
+    @property
+    def setting(self) -> str:
+        """The key of the pipeline file."""
+        return f"decode.metadata.{self.of}" + (f".{self.header}" if self.header else "")
+
+
+RAW_COLUMNS: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+}
+"""Columns of a raw row. Headers are a list: Kafka keeps their order, and a name may repeat."""
+
+
+BEYOND_DOUBLE = "oncely.beyond_double"
+"""An attribute of ``long``, and a key in the metadata of the Arrow field: the column has held
+numbers beyond 2^53 (see :data:`oncely.decode.merging.LARGE`)."""
+LARGE_FIELD = {BEYOND_DOUBLE: "true"}
+"""The metadata of such an Arrow field."""
+
+
+def is_large(field: pa.Field) -> bool:
+    """True if a BIGINT column has contained numbers beyond 2^53, according to its metadata."""
+    return bool(field.metadata) and BEYOND_DOUBLE.encode() in field.metadata
+
+
+def large(name: str) -> pa.Field:
+    """A BIGINT column that has contained numbers beyond 2^53."""
+    return pa.field(name, pa.int64(), metadata=LARGE_FIELD)

@@ -1,26 +1,45 @@
-"""Clients of librdkafka: lazy, with deadlines, errors classified, log lines routed.
+"""Clients of librdkafka: lazy, with deadlines, errors classified, log lines routed; and the address
+of a client's ``rd_kafka_t``, with which ``oncely_native`` calls librdkafka itself.
 
 librdkafka retries forever on an unreachable broker, a wrong password or an unknown authority, and
 prints messages. Here its lines go to the logger ``oncely.kafka.source`` at level DEBUG, the wait
 for an answer is bounded, and errors that no retry can fix are raised at once.
+
+``oncely_native`` looks librdkafka's functions up through confluent-kafka's own module, so they are
+those of the library with which that module is linked, and calls them on the same instance: begin,
+offsets and commit are calls of confluent-kafka (docs/decisions/0015).
+
+An instance keeps its handle, ``rd_kafka_t *rk``, as the first field after its object header. This
+is undocumented. So it is read only in versions in which it was tested; with any other version
+records go through confluent-kafka's own methods, as without the package.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, cimpl
 from confluent_kafka.admin import AdminClient
 
+from oncely import extras as package
 from oncely.core.ranges import TopicPartition
 from oncely.errors import (
     ConfigError,
@@ -497,3 +516,84 @@ def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:
         f"{doing}: no answer from {brokers}" + (f": {reason}" if reason else ""),
         way_out="check that the broker is running, and source.brokers",
     )
+
+
+_direct_logger = logging.getLogger(__name__)
+
+TRIED = frozenset({"2.16.0"})
+"""Tested versions of confluent-kafka, and of the librdkafka in it."""
+
+_HANDLE = object.__basicsize__  # after PyObject_HEAD
+
+
+def handle_of(client: ck.Producer | ck.Consumer) -> int:
+    """The address of a client's ``rd_kafka_t``, which is valid until the client is closed.
+
+    Raises:
+        KafkaException: the client is closed.
+        TypeError: it is another object.
+    """
+    if not isinstance(client, cimpl.Producer | cimpl.Consumer):
+        raise TypeError(f"{type(client).__name__} is not a client of librdkafka")
+    handle = ctypes.c_void_p.from_address(id(client) + _HANDLE).value
+    if not handle:
+        raise KafkaException(KafkaError(KafkaError._STATE, "the client is closed"))
+    return handle
+
+
+def native() -> Any | None:
+    """The package ``oncely_native``; None without it, or if it can't call librdkafka."""
+    module = package.native()
+    return module if module is not None and _callable() else None
+
+
+@lru_cache(maxsize=1)
+def _callable() -> bool:
+    """True if librdkafka may be called directly; if not, the reason is logged."""
+    if reason := _obstacle():
+        _direct_logger.warning(
+            "records are passed to librdkafka separately, which is slower: %s", reason
+        )
+    return not reason
+
+
+def _obstacle() -> str:
+    name, number = ck.libversion()
+    for version, what in ((ck.__version__, "confluent-kafka"), (name, "librdkafka")):
+        if version not in TRIED:
+            return f"{what} {version} was not tested; {', '.join(sorted(TRIED))} was"
+    try:
+        found = ctypes.CDLL(cimpl.__file__).rd_kafka_version()
+    except (OSError, AttributeError) as error:
+        return f"it can't be called directly: {error}"
+    return "" if found == number else "confluent-kafka uses another copy of it"
+
+
+def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
+    """The members of a group, as described; none if there is no such group.
+
+    Raises:
+        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
+        Unavailable: no answer.
+    """
+    doing = f"describe group {group!r}"
+    answer = admin.ask(
+        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
+    )[group]
+    if not isinstance(answer, Exception):
+        found: Collection[Any] = answer.members
+        return found
+    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return ()
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise ConfigError(
+            "worker.group",
+            f"no right to describe group {group!r}: {answer}",
+            way_out="grant this user Describe on the group",
+        ) from answer
+    raise admin.sorted(answer, doing) from answer
+
+
+SILENCE = 30.0
+"""Seconds without a record or an end of a partition after which a read fails."""

@@ -1,4 +1,4 @@
-"""Consumer groups: members as the coordinator describes them, and a member of any protocol.
+"""Consumer groups: a member of any protocol.
 
 One thread owns a :class:`GroupConsumer`. Callbacks of a rebalance run inside
 :meth:`GroupConsumer.poll` and :meth:`GroupConsumer.close`; there the new partitions are assigned at
@@ -17,64 +17,16 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable
-from oncely.kafka.client import ErrorState, KafkaAdmin, classify_error, make, unreadable
+from oncely.kafka.client import ErrorState, KafkaAdmin, classify_error, make, members, unreadable
 from oncely.kafka.inbox import MESSAGE, NOT_THERE, PollResult, inbox_of
 from oncely.kafka.records import RecordColumns
-
-
-class GroupMember(NamedTuple):
-    """A member of a consumer group.
-
-    Attributes:
-        client: its client id.
-        host: the address from which it is connected.
-        partitions: those that are assigned to it.
-    """
-
-    client: str
-    host: str
-    partitions: tuple[TopicPartition, ...]
-
-    @classmethod
-    def of(cls, described: Any) -> GroupMember:
-        """The member of a description."""
-        assigned = described.assignment.topic_partitions if described.assignment else ()
-        partitions = sorted(TopicPartition(one.topic, one.partition) for one in assigned)
-        return cls(described.client_id, described.host.removeprefix("/"), tuple(partitions))
-
-
-def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
-    """The members of a group, as described; none if there is no such group.
-
-    Raises:
-        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
-        Unavailable: no answer.
-    """
-    doing = f"describe group {group!r}"
-    answer = admin.ask(
-        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
-    )[group]
-    if not isinstance(answer, Exception):
-        found: Collection[Any] = answer.members
-        return found
-    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
-    if code == KafkaError.GROUP_ID_NOT_FOUND:
-        return ()
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        raise ConfigError(
-            "worker.group",
-            f"no right to describe group {group!r}: {answer}",
-            way_out="grant this user Describe on the group",
-        ) from answer
-    raise admin.sorted(answer, doing) from answer
-
 
 log = logging.getLogger("oncely.kafka.source")
 

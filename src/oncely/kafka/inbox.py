@@ -14,7 +14,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.kafka import librdkafka
+from oncely.kafka import client as clients
 from oncely.kafka.records import RecordColumns, Records, headers_of
 from oncely.per_process import no_gc
 
@@ -285,10 +285,10 @@ def inbox_of(
     Args:
         rows: taken at once as columns, instead of ``many``.
     """
-    native = librdkafka.native()
+    native = clients.native()
     if native is None or not isinstance(consumer, cimpl.Consumer):
         return Inbox(consumer, many, size, failing)
-    gather = native.Gather(cimpl.__file__, librdkafka.handle_of(consumer), consumer)
+    gather = native.Gather(cimpl.__file__, clients.handle_of(consumer), consumer)
     return ColumnInbox(consumer, rows or many, size, gather, failing)
 
 

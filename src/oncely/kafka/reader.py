@@ -28,7 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
 from oncely.errors import DataLost, OncelyError, Unavailable
-from oncely.kafka.client import ErrorState, classify_error, make, unanswered, unreadable
+from oncely.kafka.client import SILENCE, ErrorState, classify_error, make, unanswered, unreadable
 from oncely.kafka.inbox import PASSING, PollResult, inbox_of
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
 from oncely.per_process import tries
@@ -57,10 +57,9 @@ _STEP = 0.1  # seconds that one poll may take, so that errors are noticed
 _MANY = 10_000  # messages that are taken at once
 _TAKEN = 16 << 20  # their bytes in memory
 _NEAR = 250  # offsets: reading over so many records is faster than a seek
-SILENCE = 30.0
-"""Seconds without a record or an end of a partition after which a read fails."""
 ELECTION = 120.0
-"""The same where a process that serves nobody may wait for a leader's election."""
+""":data:`oncely.kafka.client.SILENCE` where a process that serves nobody may wait for a
+leader's election."""
 
 Lost = Literal["refuse", "skip"]
 """What a reader does about records below the log's start: raise, or begin at the log's start."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import methodcaller
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -22,7 +22,9 @@ import pyarrow.compute as pc
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import WrongInput
-from oncely.kafka.sender import Message
+
+if TYPE_CHECKING:
+    from oncely.kafka.sender import Message
 
 RECORDS = pa.schema(
     [
@@ -323,6 +325,8 @@ def message_of(given: Members, where: str) -> Message:
     Raises:
         WrongInput: key, value or headers cannot be written.
     """
+    from oncely.kafka.sender import Message  # not in tasks
+
     return Message(
         content_of(given.get("value"), where),
         content_of(given.get("key"), where),

@@ -24,7 +24,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from oncely.errors import ConfigError, OncelyError, Stopped, Unavailable, check
-from oncely.kafka import librdkafka
+from oncely.kafka import client as clients
 from oncely.kafka.client import Handle, classify_error
 
 T = TypeVar("T")
@@ -286,11 +286,11 @@ class Producer(Handle):
         Raises:
             KafkaException: a message was refused for another reason.
         """
-        if self._direct and (native := librdkafka.native()):
+        if self._direct and (native := clients.native()):
             producer = self._opened()  # another thread may close this handle meanwhile
             errors = native.produce_batch(
                 cimpl.__file__,
-                librdkafka.handle_of(producer),
+                clients.handle_of(producer),
                 topic,
                 messages.key,
                 messages.value,

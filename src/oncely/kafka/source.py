@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import confluent_kafka as ck
 import pyarrow as pa
@@ -19,12 +19,22 @@ from confluent_kafka.admin import OffsetSpec
 
 from oncely.core.ranges import OffsetRange, Position, SourceIdentity, TopicPartition
 from oncely.errors import OncelyError, SourceMismatch, TopicMissing, Unavailable, WrongInput
-from oncely.kafka.client import ErrorState, KafkaAdmin, committed_offsets, largest_fetch, make
-from oncely.kafka.group import GroupMember, members
-from oncely.kafka.reader import SILENCE, RecordReader
+from oncely.kafka.client import (
+    SILENCE,
+    ErrorState,
+    KafkaAdmin,
+    committed_offsets,
+    largest_fetch,
+    make,
+    members,
+)
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, table_of
 from oncely.kafka.start import Start, StartTime
 from oncely.kafka.topics import compacted, largest_batch, listed_offsets, offsets
+
+if TYPE_CHECKING:
+    from oncely.kafka.reader import RecordReader
+    from oncely.kafka.records import KafkaRecord
 
 _FEW = 100  # single records
 _NEAR = 100  # mean distance of offsets
@@ -100,13 +110,19 @@ class KafkaSource:
             self._admin.close()
         self._admin = None
 
+    def reader(self, *, committed: bool = True, sparse: bool = False) -> RecordReader:
+        """A new reader of the topics' records; the arguments are those of the class."""
+        from oncely.kafka.reader import RecordReader  # not for status
+
+        return RecordReader(self.brokers, self.kafka, committed=committed, sparse=sparse)
+
     def check_properties(self) -> None:
         """Refuse properties of which librdkafka refuses a consumer, but not another client.
 
         Raises:
             ConfigError: the error names the property.
         """
-        with closing(RecordReader(self.brokers, self.kafka)) as reader:
+        with closing(self.reader()) as reader:
             reader.check()
 
     def identity(self) -> SourceIdentity:
@@ -189,9 +205,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no answer.
         """
-        with closing(
-            RecordReader(self.brokers, self.kafka, committed=False, sparse=True)
-        ) as reader:
+        with closing(self.reader(committed=False, sparse=True)) as reader:
             return reader.refused(positions, timeout)
 
     def offsets_at(self, timestamp_ms: int) -> dict[TopicPartition, Position]:
@@ -286,7 +300,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no answer.
         """
-        with closing(RecordReader(self.brokers, self.kafka)) as reader:
+        with closing(self.reader()) as reader:
             yield from reader.tables(ranges, needs)
 
     def fetch(
@@ -311,9 +325,7 @@ class KafkaSource:
         spread = max(offsets, default=0) - min(offsets, default=0)
         sparse = spread > _NEAR * len(offsets) or len(offsets) < _FEW
         if (committed, sparse) not in self._readers:
-            self._readers[committed, sparse] = RecordReader(
-                self.brokers, self.kafka, committed=committed, sparse=sparse
-            )
+            self._readers[committed, sparse] = self.reader(committed=committed, sparse=sparse)
         return self._readers[committed, sparse]
 
     def compacted(self) -> list[str]:
@@ -342,7 +354,7 @@ class KafkaSource:
             ConfigError: the broker refuses the client.
             Unavailable: no message arrived for ``timeout`` seconds.
         """
-        with closing(RecordReader(self.brokers, self.kafka, sparse=True)) as reader:
+        with closing(self.reader(sparse=True)) as reader:
             found = reader.first(positions, frozenset({"timestamp"}), timeout)
         return {
             tp: None if record is None else _milliseconds(record["timestamp"])
@@ -580,8 +592,9 @@ def sample(source: KafkaSource, count: int) -> pa.Table:
         ConfigError: the broker refuses the client.
         Unavailable: no answer.
     """
+
     marks = source.watermarks()
-    with closing(RecordReader(source.brokers, source.kafka)) as reader:
+    with closing(source.reader()) as reader:
         found = [
             records
             for tp, share in sorted(shares(marks, count).items())
@@ -652,3 +665,24 @@ def refuse_cut(
             " that has lost its disk",
         )
     return changed
+
+
+class GroupMember(NamedTuple):
+    """A member of a consumer group.
+
+    Attributes:
+        client: its client id.
+        host: the address from which it is connected.
+        partitions: those that are assigned to it.
+    """
+
+    client: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+    @classmethod
+    def of(cls, described: Any) -> GroupMember:
+        """The member of a description."""
+        assigned = described.assignment.topic_partitions if described.assignment else ()
+        partitions = sorted(TopicPartition(one.topic, one.partition) for one in assigned)
+        return cls(described.client_id, described.host.removeprefix("/"), tuple(partitions))

@@ -558,6 +558,7 @@ class TopicLog:
 
     def _read_to(self, end: int, consumer: Any) -> bool:
         """Read to an offset; False if the messages so far are not from this log."""
+
         if not self.next:
             # This also returns the topic's leader. A client that is connected already looks for the
             # leader of a new topic only once a second.

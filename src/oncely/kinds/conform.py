@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_names import large
 from oncely.decode.reference import EXACT
-from oncely.decode.schema import type_name
+from oncely.decode.schema import large, type_name
 from oncely.errors import InvariantViolation
 
 _PAIR = ["key", "value"]

@@ -5,7 +5,7 @@ of a pipeline's files, :class:`Receipt` what a task tells of those that it has w
 polars encodes the rows of Avro files, about forty times faster than Python. Its header is replaced:
 the new header has the field names and logical types that polars does not support, a sync marker of
 the file's own (polars writes the same marker into each file) and the schema's id. The bytes of rows
-fit both, because :mod:`oncely.decode.avro_names` describes the encoding of polars.
+fit both, because :mod:`oncely.decode.avro_schema` describes the encoding of polars.
 
 polars encodes a row in about 100 ns, and needs 50 µs for a file of any size. So it encodes the rows
 of many files at once, and the bytes are cut between rows. The length of a row follows from its
@@ -28,7 +28,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.avro_names import arrow_schema_of, avro_name, avro_schema_of, schema_id, storable
+from oncely.decode.avro_schema import (
+    arrow_schema_of,
+    avro_name,
+    avro_schema_of,
+    schema_id,
+    storable,
+)
 from oncely.decode.infer import InferringJson
 from oncely.decode.merging import CAPS
 from oncely.errors import InvariantViolation, TableMismatch

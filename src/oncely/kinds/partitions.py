@@ -1,9 +1,10 @@
 """Partition columns: the values that determine a row's directory.
 
 ``partition_by = ["user", "date(ts)", "hour(ts)"]``: a plain column, or the UTC date or hour of an
-event time. An event time is a timestamp, a date, a text by the rule of :mod:`oncely.decode.times`,
-or a whole number of milliseconds since 1970, also in a column of DOUBLE. A row without a value
-belongs to the directory of no value; a row with any other event time is rejected.
+event time. An event time is a timestamp, a date, a text by the rule of
+:mod:`oncely.decode.reference`, or a whole number of milliseconds since 1970, also in a column of
+DOUBLE. A row without a value belongs to the directory of no value; a row with any other event time
+is rejected.
 
 A directory is ``user=…/date=2026-11-21/hour=07/NAME``: Hive's style, for compatibility with other
 tools:
@@ -37,12 +38,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.reference import MOST_DIGITS, Number, Whole, show
-from oncely.decode.times import (
+from oncely.decode.reference import (
     FIRST_MICROS,
     LAST_MICROS,
+    MOST_DIGITS,
+    Number,
+    Whole,
     bad_timestamps,
     parse_timestamp,
+    show,
     timestamps,
 )
 from oncely.errors import ConfigError

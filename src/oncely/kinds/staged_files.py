@@ -24,10 +24,10 @@ from oncely.core.batch import Chunk, IntArray, Rejection, Staged, StagedRowsGone
 from oncely.core.change import Reprocessed
 from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
-from oncely.decode.avro_names import avro_schema_of, schema_id
+from oncely.decode.avro_schema import avro_schema_of, schema_id
+from oncely.decode.infer import typed
 from oncely.decode.merging import CAPS, CannotMerge, merge
 from oncely.decode.schema import same_schema
-from oncely.decode.scopes import typed
 from oncely.errors import check
 from oncely.kinds.conform import conform
 from oncely.kinds.data_file import (

@@ -28,7 +28,7 @@ from oncely.kinds.destination import (
     refusal,
 )
 from oncely.kinds.kind import Parts
-from oncely.kinds.topic_dead_letters import DeadLetterTopic, replaying
+from oncely.kinds.topic_publishing import DeadLetterTopic, replaying
 from oncely.stores.topic import ledger as ledgers
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.records import View

@@ -19,7 +19,7 @@ from typing import Any
 
 from oncely.kafka.client import ErrorState, make
 from oncely.kafka.sender import Producer
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 from oncely.stores.objects.store import Bytes, FileSystem, connect
 
 BEFORE, INSIDE, RECORDS, POSITION, COMMIT = STEPS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oncely.config import parse
-from oncely.config.urls import passwords
+from oncely.config.base import passwords
 from oncely.decode.schema import type_name
 from oncely.errors import ConfigError, WrongInput
 from oncely.kafka.client import at_start

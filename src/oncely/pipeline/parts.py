@@ -21,7 +21,7 @@ from oncely.config import (
     RawDecode,
     TextKey,
 )
-from oncely.config.arguments import checked
+from oncely.config.problems import checked
 from oncely.core.claim import Budget
 from oncely.decode.metadata import RawDecoder, WithMetadata
 from oncely.decode.schema import parse_schema
@@ -481,7 +481,7 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool 
         return RawDecoder((VALUE,))  # the sink infers the columns
     made = _decoder(decode, "value", "decode", topics, rounding)
     if decode.key is not None:
-        from oncely.decode.key import WithKey
+        from oncely.decode.metadata import WithKey
 
         made = WithKey(made, _decoder(decode.key, "key", "decode.key", topics, rounding))
     return made if decode.metadata is None else WithMetadata(made, decode.metadata.parts)
@@ -498,7 +498,7 @@ def _decoder(
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            from oncely.decode.key import TextDecoder
+            from oncely.decode.metadata import TextDecoder
 
             unwrap, is_json = settings.unwrap or "", settings.json_value
             return TextDecoder(_key_schema(settings), column, rounding, unwrap, is_json)
@@ -519,9 +519,8 @@ def _key_schema(key: TextKey) -> pa.Schema:
 
 
 def _avro(avro: AvroDecode | AvroKey, column: str, path: str, topics: Sequence[str]) -> AvroDecoder:
-    from oncely.decode.avro import avro_decoder, latest_avro_decoder
+    from oncely.decode.avro import Registry, avro_decoder, latest_avro_decoder
     from oncely.decode.avro_schema import Definition
-    from oncely.decode.registry import Registry
 
     key = f"{path}.schema"
     if avro.schema_file is None:

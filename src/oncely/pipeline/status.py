@@ -16,7 +16,7 @@ from oncely.kinds.destination import LedgerState
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
-    from oncely.kafka.group import GroupMember
+    from oncely.kafka.source import GroupMember
     from oncely.pipeline.parts import Parts
     from oncely.stores.sql.tables import Activity
 

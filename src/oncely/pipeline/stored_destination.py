@@ -11,7 +11,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from oncely.config import PipelineSettings
-from oncely.config.offsets import (
+from oncely.config.source import (
     FileOffsets,
     KafkaOffsets,
     RedisOffsets,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 from pydantic import ValidationError
 
-from oncely.config.arguments import checked
-from oncely.config.problems import explain, joined
+from oncely.config.problems import checked, explain, joined
 from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError

@@ -20,7 +20,7 @@ from oncely.core.claim import PositionMoved
 from oncely.errors import OncelyError, TableMismatch, Unavailable, check
 from oncely.extras import require
 from oncely.phases import phase
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 
 
 @dataclass(frozen=True)

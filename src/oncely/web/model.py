@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncely.core.claim import NO_RECORDS, Counts
 from oncely.core.ranges import TopicPartition
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.decode.schema import type_name
 from oncely.errors import OncelyError, by_reason, masked
 from oncely.kafka.records import in_words

@@ -17,9 +17,8 @@ from oncely.audit.page import picture
 from oncely.audit.report import Report, verdict_sentence
 from oncely.core.ranges import TopicPartition
 from oncely.html import WIDTH, document, facts, key, of_unknown, rect, svg, table, time_of
-from oncely.kafka.group import GroupMember
 from oncely.kafka.reset import VERBS
-from oncely.kafka.source import PartitionLag
+from oncely.kafka.source import GroupMember, PartitionLag
 from oncely.pipeline.offsets import FENCED, Reset
 from oncely.pipeline.rejects import Discarded
 from oncely.pipeline.status import NOBODY, Judgement, Level

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from oncely.config import S3Settings
 from oncely.errors import OncelyError
 from oncely.stores.delta import DeltaTables
-from oncely.stores.objects.s3 import S3Options, require_conditional_writes
+from oncely.stores.objects.root import S3Options, require_conditional_writes
 from oncely.stores.objects.store import connect
 
 URL = "s3://lake/events"

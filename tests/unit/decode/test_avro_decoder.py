@@ -13,10 +13,9 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro import AvroDecoder, avro_decoder
+from oncely.decode.avro import AvroDecoder, Registry, avro_decoder
 from oncely.decode.avro_read import Corrupt, Incompatible, compile_reader
 from oncely.decode.avro_schema import AvroSchema, Definition
-from oncely.decode.registry import Registry
 from oncely.errors import ConfigError
 from oncely.extras import SWITCH
 from tests.registrytools import running

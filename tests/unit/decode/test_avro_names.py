@@ -6,7 +6,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_names import (
+from oncely.decode.avro_schema import (
     arrow_schema_of,
     avro_name,
     avro_schema_of,

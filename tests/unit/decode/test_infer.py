@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_names import arrow_schema_of, avro_schema_of
-from oncely.decode.infer import Inferred, InferringJson
+from oncely.decode.avro_schema import arrow_schema_of, avro_schema_of
+from oncely.decode.infer import LONGEST, Inferred, InferringJson, Scope
 from oncely.decode.merging import Caps, widen
-from oncely.decode.scopes import LONGEST, Scope
 
 BIG, DOUBLE, TEXT, BOOL = pa.int64(), pa.float64(), pa.string(), pa.bool_()
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from oncely.decode.times import (
+from oncely.decode.reference import (
     bad_timestamps,
     dates,
     is_too_fine,

@@ -16,7 +16,7 @@ import pytest
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import CRASHES, isolate_crashes
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
+from oncely.decode.metadata import TextDecoder, WithKey
 from oncely.errors import InvariantViolation
 
 JSON = JsonDecoder(pa.schema({"n": pa.int32()}))

@@ -14,10 +14,9 @@ import pytest
 from pyspark import cloudpickle
 
 from oncely.decode.base import Decoded
-from oncely.decode.json import JsonDecoder
+from oncely.decode.json import JsonDecoder, TypedJson
 from oncely.decode.reference import nesting, read_record
 from oncely.decode.schema import parse_schema
-from oncely.decode.typed import TypedJson
 
 FLIGHTS = "carrier STRING NOT NULL, flight INT, time_hour TIMESTAMP, dep_delay DOUBLE"
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, large
+from oncely.decode.avro_schema import arrow_schema_of, avro_schema_of
 from oncely.decode.merging import Caps, Conflict, TooMuch, merge, tree_of, widen
-from oncely.decode.schema import same_schema
+from oncely.decode.schema import large, same_schema
 from oncely.errors import InvariantViolation
 
 INT, BIG, DOUBLE, TEXT = pa.int32(), pa.int64(), pa.float64(), pa.string()

@@ -14,14 +14,14 @@ from oncely.config import parse
 from oncely.decode.base import Decoded
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import TYPES, MetadataColumn, RawDecoder, WithMetadata
+from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey, WithMetadata
+from oncely.decode.schema import METADATA_COLUMNS, MetadataColumn
 from oncely.errors import ConfigError
 from oncely.pipeline import Pipeline
 from oncely.runtimes.chunks import RECORDS
 
 PARTS = (
-    *(MetadataColumn(one, f"r_{one}") for one in TYPES if one != "headers"),
+    *(MetadataColumn(one, f"r_{one}") for one in METADATA_COLUMNS if one != "headers"),
     MetadataColumn("headers", "trace_id", "trace"),
     MetadataColumn("headers", "kind", "ce.type"),
 )

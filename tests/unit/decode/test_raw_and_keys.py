@@ -10,8 +10,7 @@ import pytest
 
 from oncely.decode.base import Decoded
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import TextDecoder, WithKey
-from oncely.decode.metadata import RawDecoder
+from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError
 

@@ -13,13 +13,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from oncely.decode.avro import AvroDecoder, avro_decoder, latest_avro_decoder
+from oncely.decode.avro import AvroDecoder, Registry, avro_decoder, latest_avro_decoder
 from oncely.decode.avro_schema import Definition
 from oncely.decode.base import Decoded, Decoder
 from oncely.decode.isolate_crashes import isolate_crashes
 from oncely.decode.json import JsonDecoder
-from oncely.decode.key import WithKey
-from oncely.decode.registry import Registry
+from oncely.decode.metadata import WithKey
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.secrets import MASK
 from tests.registrytools import FakeRegistry, running, wire
@@ -139,8 +138,8 @@ def test_an_unknown_id_is_a_rejection_and_asked_for_every_ten_seconds(
 ) -> None:
     """Also by other decoders of the process; a pause follows each such answer."""
     now, pauses = [100.0], list[float]()
-    monkeypatch.setattr("oncely.decode.registry.monotonic", lambda: now[0])
-    monkeypatch.setattr("oncely.decode.registry.sleep", pauses.append)
+    monkeypatch.setattr("oncely.decode.avro.monotonic", lambda: now[0])
+    monkeypatch.setattr("oncely.decode.avro.sleep", pauses.append)
     registry.add(NEW, "flights-value")
     proto = registry.add({}, schemaType="PROTOBUF")
     decoder = latest(registry.url)

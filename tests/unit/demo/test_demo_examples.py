@@ -9,8 +9,8 @@ import pytest
 from demo import lake
 from demo.job import ROOT
 from oncely.config import load
+from oncely.kinds.files.maintenance import SLACK
 from oncely.kinds.files.settings import FilesSinkSettings
-from oncely.kinds.files.vacuum import SLACK
 
 GIVEN = {
     **{"FLIGHTS_BROKERS": "broker:9092", "EVENTS_BROKERS": "broker:9092"},

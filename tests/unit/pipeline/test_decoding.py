@@ -67,7 +67,7 @@ def test_a_schema_file_without_columns_is_named_by_its_key(
 def test_a_registry_is_asked_over_tls_of_a_private_authority(
     tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncely.decode.registry._RETRIES", 0)
+    monkeypatch.setattr("oncely.decode.avro._RETRIES", 0)
 
     def asked(**more: str) -> Decoder:
         avro = {"format": "avro", "schema_registry": registry.url, **more}

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from oncely.kinds.kafka import arrow_json
+from oncely.kinds.kafka import format as record_format
 
 UTC_TIME = dt.datetime(2024, 1, 31, 23, 59, 59, 123456, dt.UTC)
 PLAIN_TIME = UTC_TIME.replace(tzinfo=None)
@@ -56,7 +56,7 @@ MEANINGS = [
 
 def encoded(rows: pa.Table) -> list[bytes]:
     """One text a row."""
-    found = arrow_json.encoded(rows)
+    found = record_format.encoded(rows)
     found.validate(full=True)
     return found.to_pylist()
 
@@ -64,7 +64,7 @@ def encoded(rows: pa.Table) -> list[bytes]:
 @pytest.mark.parametrize(("array", "text"), MEANINGS, ids=[str(a.type) for a, _ in MEANINGS])
 def test_each_type_has_one_meaning(array: pa.Array, text: str | None) -> None:
     rows = pa.table({"v": array})
-    assert not arrow_json.unfit(rows.schema)
+    assert not record_format.unfit(rows.schema)
     expected = json.loads(text) if text else array.to_pylist()
     for cut in (rows, pa.concat_tables([rows.slice(0, 1), rows.slice(1)]), rows.slice(1)):
         found = [json.loads(one)["v"] for one in encoded(cut)]
@@ -86,7 +86,7 @@ def test_a_time_without_a_text_is_refused(number: int, type_: pa.DataType) -> No
     column = pa.array([number], f"int{type_.bit_width}").cast(type_)
     for array in (column, pa.ListArray.from_arrays([0, 1], column)):
         with pytest.raises(ValueError, match="a time outside of the"):
-            arrow_json.encoded(pa.table({"x": array}))
+            record_format.encoded(pa.table({"x": array}))
 
 
 def test_an_object_has_the_columns_names_in_order() -> None:
@@ -125,12 +125,12 @@ def test_line_feeds_of_values_are_no_ends_of_rows() -> None:
     ids=str,
 )
 def test_types_without_one_meaning(type_: pa.DataType) -> None:
-    assert list(arrow_json.unfit(pa.schema([("v", type_)]))) == ["v"]
+    assert list(record_format.unfit(pa.schema([("v", type_)]))) == ["v"]
 
 
 def test_two_columns_of_one_name() -> None:
     schema = pa.schema([("v", pa.int8()), ("v", pa.int8())])
-    assert arrow_json.unfit(schema) == {"v": "two columns have this name"}
+    assert record_format.unfit(schema) == {"v": "two columns have this name"}
 
 
 def test_decimals_are_numbers_if_asked() -> None:
@@ -138,8 +138,8 @@ def test_decimals_are_numbers_if_asked() -> None:
     row = {"d": Decimal("1.50"), "s": {"d": Decimal("-0.10")}, "l": [Decimal("2.00"), None]}
     types = [("d", kind), ("s", pa.struct([("d", kind)])), ("l", pa.list_(kind))]
     rows = pa.Table.from_pylist([row], schema=pa.schema(types))
-    assert arrow_json.encoded(rows).to_pylist() == [
+    assert record_format.encoded(rows).to_pylist() == [
         b'{"d":"1.50","s":{"d":"-0.10"},"l":["2.00",null]}'
     ]
-    numbers = arrow_json.encoded(rows, "number").to_pylist()
+    numbers = record_format.encoded(rows, "number").to_pylist()
     assert numbers == [b'{"d":1.50,"s":{"d":-0.10},"l":[2.00,null]}']

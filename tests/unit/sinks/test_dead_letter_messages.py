@@ -10,7 +10,7 @@ from oncely.core.claim import Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.records import KafkaRecord
 from oncely.kafka.sender import batch_size
-from oncely.kinds.topic_dead_letters import dead_letter, opened
+from oncely.kinds.topic_publishing import dead_letter, opened
 
 FENCE = Fence("orders", 4)
 REJECT = Reject(TopicPartition("t", 2), 5, 7, b"key", b"{", [("h", b"1")], "decode", "no JSON: é")

@@ -15,7 +15,7 @@ import pytest
 from oncely.core.batch import Chunk
 from oncely.core.claim import Fence
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.errors import OlderFormat
 from oncely.kinds.data_file import FileFormat, Scope, WrittenFile, encode, read_avro, read_receipt
 from oncely.kinds.files.records import read_schema, schema_key

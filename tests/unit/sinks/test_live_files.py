@@ -7,8 +7,8 @@ import tracemalloc
 import pytest
 
 from oncely.kinds.data_file import SourceRange, encode
+from oncely.kinds.files.manifest import LiveFiles
 from oncely.kinds.files.records import ManifestFile, path_key, read_manifest
-from oncely.kinds.files.snapshot import LiveFiles
 from tests.manifesttools import a_file
 
 FILES = 5_000

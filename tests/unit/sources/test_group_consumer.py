@@ -12,8 +12,8 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.config import parse
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, InstanceTaken, OncelyError, Unavailable, WrongInput
+from oncely.kafka import client
 from oncely.kafka import group as group_consumer
-from oncely.kafka import group as groups
 from oncely.kafka.client import KafkaAdmin
 from oncely.kafka.group import GroupConsumer, Membership, Protocols, worker_id
 from oncely.kafka.inbox import PollResult
@@ -344,7 +344,7 @@ def test_the_members_of_a_group_are_counted(
     monkeypatch: pytest.MonkeyPatch, answer: object, members: int
 ) -> None:
     monkeypatch.setattr(KafkaAdmin, "ask", lambda *_: {"g": answer})
-    assert len(groups.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")) == members
+    assert len(client.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")) == members
 
 
 @pytest.mark.parametrize(
@@ -360,4 +360,4 @@ def test_a_group_that_is_not_described_is_not_empty(
     answer = KafkaException(KafkaError(code))
     monkeypatch.setattr(KafkaAdmin, "ask", lambda *_: {"g": answer})
     with pytest.raises(kind, match="describe group 'g'"):
-        groups.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")
+        client.members(KafkaAdmin("127.0.0.1:1", {}, 1.0), "g")

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from oncely.audit.report import Report
 from oncely.errors import ConfigError, Unavailable
 from oncely.html import style_hash
-from oncely.kafka.group import GroupMember
+from oncely.kafka.source import GroupMember
 from oncely.pipeline.status import NOBODY, Judgement
 from oncely.testing.processes import await_that
 from oncely.web import page

@@ -13,7 +13,7 @@ from oncely.core.batch import Reject
 from oncely.core.change import RewriteKind
 from oncely.core.digest import kind_of
 from oncely.core.ranges import from_tree
-from oncely.decode.avro_names import storable
+from oncely.decode.avro_schema import storable
 from oncely.decode.schema import refuse_other_capitals
 from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letters
 from oncely.kinds.delta.form import DeltaFormat, form_of

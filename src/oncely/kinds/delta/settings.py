@@ -11,7 +11,6 @@ from oncely.config.base import Problem, all_invalid, as_tuple
 from oncely.config.pipeline import PipelineSettings
 from oncely.config.root import RootSettings, partition_columns
 from oncely.config.sink import key_problems, upsert_problems
-from oncely.kinds.partitions import parse_partition_by
 
 _LONGEST = 86_400  # seconds: well below the retention of a table's VACUUM, a week by default
 
@@ -60,6 +59,8 @@ class DeltaSinkSettings(RootSettings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        from oncely.kinds.partitions import parse_partition_by
+
         found = upsert_problems(self.mode, self.keys, self.version)
         if any(one.kind != "column" for one in parse_partition_by(self.partition_by)):
             found.append(Problem("partition_by", "Delta has no partitions by date(…) or hour(…)",

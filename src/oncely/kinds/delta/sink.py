@@ -25,7 +25,7 @@ from oncely.kinds.partitions import check_types, is_cut, parse_partition_by
 from oncely.kinds.rows import DELETED
 from oncely.kinds.staged_files import clock, refuse_old
 from oncely.stores.delta import DataFile, DeltaConnect, DeltaTables, Merge, connect
-from oncely.stores.objects.s3 import require_conditional_writes
+from oncely.stores.objects.root import require_conditional_writes
 from oncely.stores.objects.store import NoSuchFile, Store
 
 

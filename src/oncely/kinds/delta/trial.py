@@ -18,7 +18,7 @@ from oncely.kinds.trial import (
     Trial,
 )
 from oncely.stores.delta import Change, DeltaTables, connect
-from oncely.stores.objects.s3 import S3Options
+from oncely.stores.objects.root import S3Options
 
 
 @dataclass

@@ -46,13 +46,14 @@ from oncely.kinds.data_file import Receipt, read_receipt
 from oncely.kinds.files.manifest import Contents, Replacing
 from oncely.kinds.files.records import ManifestFile, is_mixed
 from oncely.kinds.files.sink import FilesSink, ManifestLoad
-from oncely.kinds.topic_dead_letters import (
+from oncely.kinds.topic_publishing import (
     DeadLetterReader,
     DeadLetterTopic,
+    ReplayOutput,
+    TopicReplay,
     dead_letters,
     replaying,
 )
-from oncely.kinds.topic_publishing import ReplayOutput, TopicReplay
 from oncely.stores.topic.cluster import Cluster
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View, encode

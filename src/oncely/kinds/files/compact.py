@@ -29,7 +29,7 @@ import pyarrow as pa
 from oncely.commit.backoff import Backoff
 from oncely.commit.path import attempts
 from oncely.core.ranges import OffsetRange, TopicPartition, normalize
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.kafka.topics import largest_batch
 from oncely.kafka.transaction import Message

@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.decode.scopes import is_untyped
+from oncely.decode.infer import is_untyped
 from oncely.errors import InvariantViolation, NewerFormat, OlderFormat
 from oncely.kinds.data_file import Format, Scope, SourceRange
 from oncely.kinds.partitions import MIXED

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from oncely.core.batch import Batch, Staged
 from oncely.core.claim import Claim, Fence, Opened, Takeover
-from oncely.decode.avro_names import arrow_schema_of, schema_id, storable
+from oncely.decode.avro_schema import arrow_schema_of, schema_id, storable
 from oncely.decode.merging import CannotMerge, merge
 from oncely.errors import Fenced, TableMismatch, check
-from oncely.kafka import producer_settings as settings
 from oncely.kafka import topics
+from oncely.kafka.properties import checked_producer
 from oncely.kafka.sender import Sender
 from oncely.kafka.transaction import Message
 from oncely.kinds.data_file import (
@@ -125,7 +125,7 @@ class FilesSink:
             ConfigError: a problem of the root, a topic or a setting; also a root that belongs to
                 another manifest, or a manifest that belongs to another root.
         """
-        settings.checked(self.pipeline_topics.producer)
+        checked_producer(self.pipeline_topics.producer)
         self._check_columns()
         self.store.check()
         names = self.topics.manifest, self.topics.schema

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from oncely.artifacts import cache_directory
-from oncely.decode.avro_names import arrow_schema_of, storable
+from oncely.decode.avro_schema import arrow_schema_of, storable
 from oncely.decode.merging import Conflict, merge
 from oncely.errors import ConfigError, DataLost, InvariantViolation, WrongInput
 from oncely.kinds.conform import Rounding, conform

@@ -29,7 +29,7 @@ import msgspec
 import pyarrow as pa
 
 from oncely.core.batch import StagedRowsGone
-from oncely.decode.avro_names import arrow_schema_of, avro_schema_of, schema_id
+from oncely.decode.avro_schema import arrow_schema_of, avro_schema_of, schema_id
 from oncely.decode.merging import CAPS, NO_CAPS, CannotMerge, Caps, merge
 from oncely.errors import ConfigError, InvariantViolation
 from oncely.kafka.client import KafkaAdmin

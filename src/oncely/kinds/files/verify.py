@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.ranges import Position, TopicPartition
-from oncely.decode.avro_names import arrow_schema_of
+from oncely.decode.avro_schema import arrow_schema_of
 from oncely.errors import InvariantViolation
 from oncely.kinds.conform import held_schema
 from oncely.kinds.data_file import SourceRange, decoded

@@ -7,12 +7,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from oncely.config import urls
 from oncely.config.base import (
     TIME,
+    URL_EXAMPLE,
     Budget,
     Problem,
     Rounding,
+    Url,
     as_tuple,
     filled,
     invalid,
@@ -66,13 +67,13 @@ class HandlersSinkSettings(SinkSettings):
     """
 
     examples: ClassVar[Mapping[str, str]] = {
-        "url": urls.EXAMPLE,
+        "url": URL_EXAMPLE,
         "ledger_schema": 'ledger_schema = "oncely"',
         "context": 'context = ["user", "locale"]',
     }
 
     kind: Literal["handlers"]
-    url: urls.Url
+    url: Url
     ledger_schema: Annotated[str, AfterValidator(_schema)] | None = None
     create: bool = True
     retries: Annotated[int, Field(ge=0, le=100)] = 3

@@ -35,13 +35,18 @@ from oncely.errors import ConfigError, InvariantViolation, Stopped, WrongInput
 from oncely.kafka import topics
 from oncely.kafka.reader import RecordReader
 from oncely.kafka.transaction import Message
-from oncely.kinds import topic_dead_letters as dead_letter_messages
 from oncely.kinds.kafka.form import digested, encode
 from oncely.kinds.kafka.format import SOURCE_HEADER
 from oncely.kinds.kafka.sink import KafkaSink
 from oncely.kinds.rows import LETTERS_STAY, row_refused
-from oncely.kinds.topic_dead_letters import DeadLetterReader, DeadLetterTopic, replaying
-from oncely.kinds.topic_publishing import ReplayOutput, TopicReplay
+from oncely.kinds.topic_publishing import (
+    DeadLetterReader,
+    DeadLetterTopic,
+    ReplayOutput,
+    TopicReplay,
+    dead_letters,
+    replaying,
+)
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import compare_and_set
 from oncely.stores.topic.records import RewriteRecord, View
@@ -229,7 +234,7 @@ class KafkaRewrites:
             formed = encode(chunk, self.sink.form, self.sink.limits)
             entry = work.expected
             fence = Fence(self.sink.pipeline_topics.pipeline, entry.epoch, entry.run)
-            letters = dead_letter_messages.dead_letters(
+            letters = dead_letters(
                 chunk.letters(formed.rejections), sizes[self.sink.rejects_topic], fence
             )
             writer.begin()

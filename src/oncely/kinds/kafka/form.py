@@ -34,8 +34,7 @@ from oncely.core.ranges import TopicPartition
 from oncely.kafka.sender import BATCH_HEAD, MessageColumns, Sender, batch_size
 from oncely.kafka.topics import TopicLimits
 from oncely.kafka.transaction import Message
-from oncely.kinds.kafka import arrow_json
-from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, header_lists
+from oncely.kinds.kafka.format import CONTENT, SOURCE_HEADER, RecordFormat, encoded, header_lists
 from oncely.kinds.rows import NO_SINGLE_RECORD, Form, digests_of, row_digests, row_refused
 from oncely.kinds.tables import keys_like_rows, rejections_of
 from oncely.kinds.topic_publishing import InTime, Load
@@ -238,7 +237,7 @@ def _values(chunk: Chunk, form: RecordFormat) -> tuple[pa.LargeBinaryArray, list
 def _why(rows: pa.Table, form: RecordFormat, error: Exception) -> str:
     """The reason for which a row can't be encoded, with its column if that alone can't, either."""
     for name in form.value_columns if form.value == "json" else ():
-        _, bad = isolated(lambda *_: arrow_json.encoded(rows.select([name])), 1)  # noqa: B023
+        _, bad = isolated(lambda *_: encoded(rows.select([name])), 1)  # noqa: B023
         if bad:
             return f"column {name!r}: {bad[0]}"
     return unexpected(error)

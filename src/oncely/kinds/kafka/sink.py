@@ -14,9 +14,9 @@ from oncely.core.batch import Batch, Chunk, CommitBudget, IntArray, Packet, Reje
 from oncely.core.claim import Claim, Counts, Fence, Opened, Takeover
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, check
-from oncely.kafka import producer_settings, topics
+from oncely.kafka import topics
+from oncely.kafka.properties import checked_producer
 from oncely.kafka.sender import Sender
-from oncely.kinds import topic_dead_letters as dead_letter_messages
 from oncely.kinds.kafka.form import (
     Messages,
     PackedMessages,
@@ -26,7 +26,7 @@ from oncely.kinds.kafka.form import (
     packets,
 )
 from oncely.kinds.kafka.format import RecordFormat
-from oncely.kinds.topic_publishing import Publisher
+from oncely.kinds.topic_publishing import Publisher, dead_letters
 from oncely.stores.topic.cluster import Cluster, PipelineTopics
 from oncely.stores.topic.compare_and_set import moving, run_concurrently, write_positions
 from oncely.stores.topic.ledger import TopicLedger
@@ -119,7 +119,7 @@ class KafkaSink:
             TableMismatch: the rows cannot be encoded, or a topic is missing that may not be
                 created.
         """
-        producer_settings.checked(self.pipeline_topics.producer)
+        checked_producer(self.pipeline_topics.producer)
         self.form.bind()
         if not self.create:
             topics.require_topics(self.cluster.admin, self.named_topics)
@@ -316,4 +316,4 @@ class _Outgoing:
                 writer.send(topic, self.messages.messages(wanted))
         if rejects := self._of(tp):
             topic = self.sink.rejects_topic
-            writer.send(topic, dead_letter_messages.dead_letters(rejects, sizes[topic], self.fence))
+            writer.send(topic, dead_letters(rejects, sizes[topic], self.fence))

@@ -23,7 +23,7 @@ from oncely.kinds.tables import (
 )
 from oncely.stores.sql.cast import as_text, cast_rows
 from oncely.stores.sql.connection import Connection
-from oncely.stores.sql.postgres_digest import stored_texts
+from oncely.stores.sql.postgres_types import stored_texts
 
 ORDINAL = "_oncely_ord"
 

@@ -7,14 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from oncely.config import urls
 from oncely.config.base import (
+    URL_EXAMPLE,
     Budget,
     Problem,
     Rounding,
     Table,
+    Url,
     all_invalid,
     as_tuple,
+    dialect_of,
     folded,
     invalid,
     parse_budget,
@@ -47,12 +49,12 @@ class SqlSinkSettings(SinkSettings):
     """
 
     examples: ClassVar[Mapping[str, str]] = {
-        "url": urls.EXAMPLE,
+        "url": URL_EXAMPLE,
         "table": 'table = "public.flights"',
     }
 
     kind: Literal["sql"]
-    url: urls.Url
+    url: Url
     table: Table
     mode: Literal["append", "upsert"] = "append"
     keys: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
@@ -66,7 +68,7 @@ class SqlSinkSettings(SinkSettings):
     @property
     def dialect(self) -> Literal["postgresql", "sqlite"]:
         """The kind of database."""
-        return urls.dialect(self.url.get_secret_value())
+        return dialect_of(self.url.get_secret_value())
 
     @property
     def target(self) -> str:

@@ -33,6 +33,7 @@ from oncely.errors import ConfigError, InvariantViolation, OncelyError, Unavaila
 from oncely.per_process import PerProcess
 from oncely.stores.objects.root import (
     NoSuchFile,
+    S3Options,
     address,
     below,
     checked_url,
@@ -40,7 +41,6 @@ from oncely.stores.objects.root import (
     shown_url,
     unreachable,
 )
-from oncely.stores.objects.s3 import S3Options
 
 Bytes: TypeAlias = "bytes | memoryview | pa.Buffer"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from oncely.errors import ConfigError
 from oncely.extras import require
 from oncely.stores.sql.connection import Dialect
-from oncely.stores.sql.sqlite import Sqlite
 
 _WAYS = "postgresql://user:password@host:port/database, or sqlite:////absolute/path.db"
 
@@ -66,7 +65,9 @@ def _misread(parts: Mapping[str, object]) -> bool:
     return elsewhere or not (ports == "" or ports.isdecimal())
 
 
-def _sqlite(rest: str, connect_timeout: float) -> Sqlite:
+def _sqlite(rest: str, connect_timeout: float) -> Dialect:
+    from oncely.stores.sql.sqlite import Sqlite
+
     path = rest.removeprefix("/").partition("?")[0]
     if not rest.startswith("/") or not path.strip("/") or path.startswith(":"):
         raise ConfigError(

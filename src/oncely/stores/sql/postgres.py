@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pgpq
 import psycopg
@@ -41,8 +41,6 @@ from oncely.stores.sql.connection import (
     TableName,
     TableTypes,
 )
-from oncely.stores.sql.postgres_digest import COMPUTES, NotComputable, digest_kind, row_digest
-from oncely.stores.sql.postgres_lent import LentTransaction, lent
 from oncely.stores.sql.postgres_session import (
     LOCK_SECONDS,
     SHRINKS,
@@ -55,12 +53,19 @@ from oncely.stores.sql.postgres_session import (
     sorted_errors,
 )
 from oncely.stores.sql.postgres_types import (
+    COMPUTES,
     SET_TEXTS,
+    NotComputable,
     column_type,
+    digest_kind,
     fit,
     refuse_too_early,
+    row_digest,
     without_limit,
 )
+
+if TYPE_CHECKING:
+    from oncely.stores.sql.postgres_lent import LentTransaction
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -302,6 +307,8 @@ class PostgresConnection:
     @contextmanager
     def lend(self, seconds: float) -> Iterator[psycopg.Connection[Row]]:
         """Lend the transaction in a savepoint (:mod:`oncely.stores.sql.postgres_lent`)."""
+        from oncely.stores.sql.postgres_lent import lent  # for handlers alone
+
         self._send_deferred()
         tx = None
         try:

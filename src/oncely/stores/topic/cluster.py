@@ -34,8 +34,13 @@ import confluent_kafka as ck
 from oncely.core.claim import Entry
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Stopped
-from oncely.kafka.client import ErrorState, KafkaAdmin, committed_offsets, make
-from oncely.kafka.producer_settings import producer_config
+from oncely.kafka.client import (
+    ErrorState,
+    KafkaAdmin,
+    committed_offsets,
+    make,
+)
+from oncely.kafka.properties import producer_config
 from oncely.kafka.sender import Delivered, Plain, Producer
 from oncely.kafka.topics import TOGETHER, TopicLog, identified, ledger_partition, require_partitions
 from oncely.kafka.transaction import Transaction
