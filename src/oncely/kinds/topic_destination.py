@@ -19,6 +19,7 @@ from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kinds.base import Sink
 from oncely.kinds.destination import (
+    NO_COLUMNS,
     Check,
     Inspection,
     LedgerState,
@@ -309,11 +310,11 @@ class TopicDestination(Generic[S]):
         self._connect = parts.kafka_connect or make
 
     @abstractmethod
-    def sink(self, schema: pa.Schema) -> S:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> S:
         """The sink for rows of these columns."""
 
     @abstractmethod
-    def facts(self, sink: S, schema: pa.Schema | None, absent: Collection[str]) -> SinkFacts:
+    def facts(self, sink: S, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """The present state of the destination."""
 
     @property
@@ -361,11 +362,6 @@ class TopicDestination(Generic[S]):
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows."""
         return schema
-
-    @property
-    def bare_sink(self) -> S:
-        """The sink for operations on the ledger only."""
-        return self.sink(pa.schema([]))
 
     def look(self) -> LedgerState:
         """Read the ledger topic; empty if it was never created."""
@@ -437,11 +433,11 @@ class TopicDestination(Generic[S]):
         partitions = self.source.partitions()
         self._topics.check(partitions, self.outputs, create=self.given.create)
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect cluster, topics and columns."""
         facts, absent, plans = None, [], []
         made = self._written if self.given.create else []  # unless the cluster has them
-        with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
+        with closing(self.sink(schema)) as sink:
             inspection.collect(self._checks(sink))
             with inspection.about(self.output_key):
                 absent = topics.missing(sink.ledger.cluster.admin, self._written)

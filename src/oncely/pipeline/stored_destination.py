@@ -26,6 +26,7 @@ from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
+    NO_COLUMNS,
     Destination,
     Discard,
     Inspection,
@@ -66,14 +67,9 @@ class StoredDestination:
         """The columns that reach the sink."""
         return self.inner.row_schema(schema)
 
-    def sink(self, schema: pa.Schema) -> Sink:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> Sink:
         """The sink for rows of these columns."""
         return self.inner.sink(schema)
-
-    @property
-    def bare_sink(self) -> Sink:
-        """The sink for operations without columns."""
-        return self.inner.bare_sink
 
     def form(self, schema: pa.Schema) -> Form:
         """What records become, for rows of these columns."""
@@ -157,7 +153,7 @@ class StoredDestination:
             way_out='repair with offsets.store = "ledger", while the pipeline is stopped',
         )
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect the destination and the store."""
         with inspection.about("offsets.store"):
             self.store.load()
