@@ -287,6 +287,9 @@ class TopicSink(Sink, Protocol):
     def check(self) -> None:
         """Check the present settings and topics; no topic is created."""
 
+    def new_partitions(self) -> Mapping[str, int]:
+        """The partitions of topics that are created with another number than the default."""
+
 
 S = TypeVar("S", bound=TopicSink)
 
@@ -339,10 +342,6 @@ class TopicDestination(Generic[S]):
 
     def refuse_cluster(self) -> None:
         """Refuse brokers of another cluster."""
-
-    def check_sink(self, sink: S) -> None:
-        """Refuse unsuitable settings, columns and topics."""
-        sink.check()
 
     @property
     def pipeline_topics(self) -> PipelineTopics:
@@ -398,7 +397,7 @@ class TopicDestination(Generic[S]):
     def _checks(self, sink: S) -> Iterator[Check]:
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
-        yield "sink", lambda: self.check_sink(sink)
+        yield "sink", sink.check
         yield self.output_key, lambda: self._check_topics(sink.ledger.cluster.admin)
         if not self._has_ledger:
             return
@@ -464,11 +463,6 @@ class TopicDestination(Generic[S]):
                     f"topic {self.given.rejects} has a shorter retention.ms than the source" + _LOST
                 )
 
-    def new_partitions(self, sink: S) -> Mapping[str, int]:
-        """The partitions of topics that are created with another number than the default."""
-        del sink
-        return {}
-
     @property
     def _compacted_partitions(self) -> dict[str, int]:
         return dict.fromkeys(self.compacted, 1) | {
@@ -483,7 +477,7 @@ class TopicDestination(Generic[S]):
         if not self.given.create:
             absent = []
         usual = _default_layout(admin) if absent else _UNKNOWN
-        own = {**self.new_partitions(sink), **self._compacted_partitions} if absent else {}
+        own = {**sink.new_partitions(), **self._compacted_partitions} if absent else {}
         made = {name: usual._replace(partitions=own.get(name, usual.partitions)) for name in absent}
         found = {**there, **made}
         return [TopicPlan(name, name in there, *found[name]) for name in names if name in found]

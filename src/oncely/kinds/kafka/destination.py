@@ -80,10 +80,6 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         sink = self.sink(schema)
         return form_of(sink.form, sink.limits)
 
-    def new_partitions(self, sink: KafkaSink) -> Mapping[str, int]:
-        """Those of the output topic."""
-        return sink.new_partitions()
-
     def check_replay(self) -> None:
         """Refuse a compacted topic: an old record would replace newer ones of its key."""
         self.refuse_cluster()
@@ -110,11 +106,6 @@ class KafkaDestination(TopicDestination[KafkaSink]):
                 " sink.keep_source = true",
             )
         return closing(KafkaRewrites(self.sink(schema).bind()))
-
-    def check_sink(self, sink: KafkaSink) -> None:
-        """Refuse unsuitable settings and topics, and columns without an encoding."""
-        if len(sink.form.schema):
-            sink.check()
 
     def facts(self, sink: KafkaSink, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """Topic and columns."""

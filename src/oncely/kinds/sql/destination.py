@@ -91,21 +91,6 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         yield "sink.table", lambda: create_statement(dialect, wanted)
 
 
-def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
-    """True if the table has rows of these topics; rows that name no topic count for all topics."""
-    table, q = sink.wanted.table, sink.dialect.quote
-    with session(sink.ledger) as connection:
-        columns = sink.dialect.columns(connection, table) if connection is not None else ()
-        if connection is None or not columns:
-            return False
-        statement, names = f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}", tuple[str, ...]()
-        if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
-            topic = q(SOURCE_COLUMNS.names[0])
-            statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
-            names = tuple(topics)
-        return bool(connection.query(f"{statement} LIMIT 1", names))
-
-
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
 
@@ -150,8 +135,21 @@ class SqlDestination(TableDestination):
 
     def wrote(self) -> str:
         """The table, if it has rows of the topics, or rows that name no topic."""
-        there = has_rows(self.sink(), self.settings.source.topics)
-        return f"table {self.given.table} has rows" if there else ""
+        sink, table, topics = self.sink(), self.given.table, self.settings.source.topics
+        with session(sink.ledger) as connection:
+            columns = sink.dialect.columns(connection, table) if connection is not None else ()
+            if connection is None or not columns:
+                return ""
+            statement, names = (
+                f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}",
+                tuple[str, ...](),
+            )
+            if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
+                topic = sink.dialect.quote(SOURCE_COLUMNS.names[0])
+                statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
+                names = tuple(topics)
+            there = connection.query(f"{statement} LIMIT 1", names)
+        return f"table {table} has rows" if there else ""
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a table that does not accept the rows."""
