@@ -228,6 +228,10 @@ class SinkPlan:
     topics: tuple[TopicPlan, ...] = ()
 
 
+NO_COLUMNS = pa.schema([])
+"""The columns of rows that are not known."""
+
+
 class Destination(Protocol):
     """A kind of sink, as configured by a pipeline."""
 
@@ -238,12 +242,8 @@ class Destination(Protocol):
             ConfigError: they clash with columns that the sink adds.
         """
 
-    def sink(self, schema: pa.Schema) -> Sink:
-        """The sink for rows of these columns."""
-
-    @property
-    def bare_sink(self) -> Sink:
-        """The sink for operations on the ledger only: without the rows' columns."""
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> Sink:
+        """The sink for rows of these columns; without columns for operations on the ledger only."""
 
     def form(self, schema: pa.Schema) -> Form:
         """What records become, for rows of these columns.
@@ -334,8 +334,11 @@ class Destination(Protocol):
             TableMismatch: the destination does not accept the rows.
         """
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
-        """Inspect the destination as far as possible; problems and notes go to ``inspection``."""
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
+        """Inspect the destination as far as possible, without columns the ledger.
+
+        Problems and notes go to ``inspection``.
+        """
 
 
 @dataclass(frozen=True)

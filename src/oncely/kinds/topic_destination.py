@@ -19,6 +19,7 @@ from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin, make
 from oncely.kinds.base import Sink
 from oncely.kinds.destination import (
+    NO_COLUMNS,
     Check,
     Inspection,
     LedgerState,
@@ -286,6 +287,9 @@ class TopicSink(Sink, Protocol):
     def check(self) -> None:
         """Check the present settings and topics; no topic is created."""
 
+    def new_partitions(self) -> Mapping[str, int]:
+        """The partitions of topics that are created with another number than the default."""
+
 
 S = TypeVar("S", bound=TopicSink)
 
@@ -309,11 +313,11 @@ class TopicDestination(Generic[S]):
         self._connect = parts.kafka_connect or make
 
     @abstractmethod
-    def sink(self, schema: pa.Schema) -> S:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> S:
         """The sink for rows of these columns."""
 
     @abstractmethod
-    def facts(self, sink: S, schema: pa.Schema | None, absent: Collection[str]) -> SinkFacts:
+    def facts(self, sink: S, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """The present state of the destination."""
 
     @property
@@ -339,10 +343,6 @@ class TopicDestination(Generic[S]):
     def refuse_cluster(self) -> None:
         """Refuse brokers of another cluster."""
 
-    def check_sink(self, sink: S) -> None:
-        """Refuse unsuitable settings, columns and topics."""
-        sink.check()
-
     @property
     def pipeline_topics(self) -> PipelineTopics:
         """Cluster, group and ledger topic."""
@@ -361,11 +361,6 @@ class TopicDestination(Generic[S]):
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows."""
         return schema
-
-    @property
-    def bare_sink(self) -> S:
-        """The sink for operations on the ledger only."""
-        return self.sink(pa.schema([]))
 
     def look(self) -> LedgerState:
         """Read the ledger topic; empty if it was never created."""
@@ -402,7 +397,7 @@ class TopicDestination(Generic[S]):
     def _checks(self, sink: S) -> Iterator[Check]:
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
-        yield "sink", lambda: self.check_sink(sink)
+        yield "sink", sink.check
         yield self.output_key, lambda: self._check_topics(sink.ledger.cluster.admin)
         if not self._has_ledger:
             return
@@ -437,11 +432,11 @@ class TopicDestination(Generic[S]):
         partitions = self.source.partitions()
         self._topics.check(partitions, self.outputs, create=self.given.create)
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect cluster, topics and columns."""
         facts, absent, plans = None, [], []
         made = self._written if self.given.create else []  # unless the cluster has them
-        with closing(self.bare_sink if schema is None else self.sink(schema)) as sink:
+        with closing(self.sink(schema)) as sink:
             inspection.collect(self._checks(sink))
             with inspection.about(self.output_key):
                 absent = topics.missing(sink.ledger.cluster.admin, self._written)
@@ -468,11 +463,6 @@ class TopicDestination(Generic[S]):
                     f"topic {self.given.rejects} has a shorter retention.ms than the source" + _LOST
                 )
 
-    def new_partitions(self, sink: S) -> Mapping[str, int]:
-        """The partitions of topics that are created with another number than the default."""
-        del sink
-        return {}
-
     @property
     def _compacted_partitions(self) -> dict[str, int]:
         return dict.fromkeys(self.compacted, 1) | {
@@ -487,7 +477,7 @@ class TopicDestination(Generic[S]):
         if not self.given.create:
             absent = []
         usual = _default_layout(admin) if absent else _UNKNOWN
-        own = {**self.new_partitions(sink), **self._compacted_partitions} if absent else {}
+        own = {**sink.new_partitions(), **self._compacted_partitions} if absent else {}
         made = {name: usual._replace(partitions=own.get(name, usual.partitions)) for name in absent}
         found = {**there, **made}
         return [TopicPlan(name, name in there, *found[name]) for name in names if name in found]

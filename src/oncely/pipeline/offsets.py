@@ -142,7 +142,7 @@ def reset(
         reset=lambda current: planned.of(current, source.watermarks()),
     )
     with logged(pipeline, path, lambda _: None, resets=True) as listener:
-        opened = take_over(pipeline.destination.bare_sink, pipeline.store, takeover)
+        opened = take_over(pipeline.destination.sink(), pipeline.store, takeover)
         listener(events.PositionsReset(opened.fence.epoch, planned.current, opened.positions))
     _mirror(pipeline, opened)
     return planned.result(opened.fence.epoch)

@@ -19,6 +19,7 @@ from oncely.extras import WITHOUT_SPARK, require
 from oncely.kafka.source import Watermarks, missing_permissions, needed_acls, refuse_cut
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
+    NO_COLUMNS,
     Connections,
     Inspection,
     LedgerState,
@@ -175,7 +176,8 @@ class _Planner:
         slots = self.inspection.slots
         sink = SinkPlan()
         if not self.unanswered:
-            sink = self.pipeline.destination.plan(schema, self.inspection)
+            columns = NO_COLUMNS if schema is None else schema
+            sink = self.pipeline.destination.plan(columns, self.inspection)
         self.inspection.notes += unchecked(self.pipeline, asked=slots is not None)
         tried = self._tried() if self.sample and decodes and source is not None else None
         return Plan(

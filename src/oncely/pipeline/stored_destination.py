@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import NoReturn
 
 import pyarrow as pa
@@ -18,22 +15,18 @@ from oncely.config.source import (
     SqlOffsets,
     ZooKeeperOffsets,
 )
-from oncely.core.batch import Reject
 from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.extras import require
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.base import ReplaysDeadLetters, Sink
 from oncely.kinds.destination import (
     LOST_WAY_OUT,
     Destination,
-    Discard,
     Inspection,
     LedgerState,
     SinkPlan,
 )
 from oncely.kinds.kind import kind_of
-from oncely.kinds.rows import Form
 from oncely.stores.offsets.base import OffsetStore
 
 log = logging.getLogger(__name__)
@@ -44,40 +37,30 @@ def lost(store: OffsetStore, evidence: str) -> str:
     return f"{store.where} is empty, and {evidence}: this is no first start"
 
 
-@dataclass(frozen=True)
 class StoredDestination:
     """A destination with its positions in an offset store.
 
-    Attributes:
+    Args:
         settings: the pipeline's.
-        inner: the destination of the records.
+        inner: the destination of the records, which does alone what concerns no position.
         store: the store of the positions.
         source: the topics.
         group: the group to which positions are mirrored; None if they are not.
     """
 
-    settings: PipelineSettings
-    inner: Destination
-    store: OffsetStore
-    source: KafkaSource
-    group: str | None
-
-    def row_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns that reach the sink."""
-        return self.inner.row_schema(schema)
-
-    def sink(self, schema: pa.Schema) -> Sink:
-        """The sink for rows of these columns."""
-        return self.inner.sink(schema)
-
-    @property
-    def bare_sink(self) -> Sink:
-        """The sink for operations without columns."""
-        return self.inner.bare_sink
-
-    def form(self, schema: pa.Schema) -> Form:
-        """What records become, for rows of these columns."""
-        return self.inner.form(schema)
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        inner: Destination,
+        store: OffsetStore,
+        source: KafkaSource,
+        group: str | None,
+    ) -> None:
+        self.settings, self.inner, self.store = settings, inner, store
+        self.source, self.group = source, group
+        self.row_schema, self.sink, self.form = inner.row_schema, inner.sink, inner.form
+        self.rejects, self.discarding, self.wrote = inner.rejects, inner.discarding, inner.wrote
+        self.late_delete, self.replaying = inner.late_delete, inner.replaying
 
     def look(self) -> LedgerState:
         """Read the positions from the store."""
@@ -106,29 +89,12 @@ class StoredDestination:
                 log.warning("group %s can't be read: %s", self.group, error.message)
         return lost(self.store, found) if found else ""
 
-    def wrote(self) -> str:
-        """As the destination of the records."""
-        return self.inner.wrote()
-
     def check(self, schema: pa.Schema) -> None:
         """Refuse a destination that does not accept the rows, and a store that does not answer, or
         was lost."""
         self.inner.check(schema)
         if lost := self.look().lost:
             raise ConfigError("offsets.store", lost, way_out=LOST_WAY_OUT)
-
-    def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
-        """The first dead letters, and their total number."""
-        return self.inner.rejects(limit, discarded=discarded)
-
-    def discarding(self) -> Discard:
-        """Begin a discard: dead letters are beside the records."""
-        return self.inner.discarding()
-
-    @property
-    def late_delete(self) -> str | None:
-        """The reason why a tombstone among the dead letters is not replayed; None if it is."""
-        return self.inner.late_delete
 
     def check_replay(self) -> None:
         """Refuse a replay if old records would replace newer ones, or without a ledger for its
@@ -140,10 +106,6 @@ class StoredDestination:
                 way_out="read the rejects' topic with a pipeline of its own",
             )
         self.inner.check_replay()
-
-    def replaying(self, schema: pa.Schema) -> AbstractContextManager[ReplaysDeadLetters]:
-        """Begin a replay, exactly once whatever the pipeline's delivery is."""
-        return self.inner.replaying(schema)
 
     def check_rewrite(self, schema: pa.Schema, kind: RewriteKind) -> NoReturn:
         """Refused: positions that do not move with the rows say nothing about them."""
@@ -159,7 +121,7 @@ class StoredDestination:
         """Refused."""
         self.check_rewrite(schema, kind)
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect the destination and the store."""
         with inspection.about("offsets.store"):
             self.store.load()

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from oncely.config.problems import checked, explain, joined
@@ -15,10 +14,9 @@ from oncely.core.claim import Takeover
 from oncely.core.ranges import SourceIdentity
 from oncely.errors import ConfigError
 from oncely.kafka.source import KafkaSource
-from oncely.kinds.sql.destination import check_table
+from oncely.kinds.sql.destination import check_table, sink_of
 from oncely.kinds.sql.settings import SqlSinkSettings
 from oncely.kinds.sql.sink import SqlSink
-from oncely.kinds.sql.table import TableSpec
 from oncely.kinds.sql_ledger import look
 from oncely.runtimes.spark.plugin import (
     Checkpoint,
@@ -29,7 +27,6 @@ from oncely.runtimes.spark.plugin import (
 )
 from oncely.runtimes.spark.session import STREAMING, check_session
 from oncely.stores.sql.connection import connect
-from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -83,7 +80,7 @@ def write_stream(
         url=url, table=table, mode=mode, keys=tuple(keys), version=version, create=create,
         rounding=rounding,
     )  # fmt: skip
-    sink = _sink(name, settings, row_schema(df))
+    sink = sink_of(name, settings, row_schema(df), connect)
     check_table(sink)
     source = None if brokers is None else KafkaSource(brokers, (), dict(kafka or {}))
     batches = _take_over(df, sink, source, str(checkpoint))
@@ -122,18 +119,6 @@ def _sink_settings(**given: Any) -> SqlSinkSettings:
         return SqlSinkSettings.model_validate(raw)
     except ValidationError as error:
         raise joined(explain(error, raw), "write_stream") from None
-
-
-def _sink(name: str, settings: SqlSinkSettings, schema: pa.Schema) -> SqlSink:
-    return SqlSink(
-        pipeline=name,
-        dialect=dialect_for(settings.url.get_secret_value(), settings.connect_timeout),
-        wanted=TableSpec(
-            settings.table, schema, settings.keys, settings.version, settings.rounding == "allow"
-        ),
-        create=settings.create,
-        connect=connect,
-    )
 
 
 def _take_over(

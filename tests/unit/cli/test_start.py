@@ -23,7 +23,7 @@ OF_OTHER_KINDS = ["duckdb", "fastavro", "polars", "deltalake", "pyspark", "opent
 STATUS = """
 from pathlib import Path
 import oncely.cli.status, oncely.pipeline.status
-oncely.cli.status.opened(Path({file!r})).destination.bare_sink
+oncely.cli.status.opened(Path({file!r})).destination.sink()
 """
 
 

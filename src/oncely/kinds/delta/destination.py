@@ -19,7 +19,15 @@ from oncely.kinds.delta.change import DeltaReplay, DeltaRewrites, discard_letter
 from oncely.kinds.delta.form import DeltaFormat, form_of
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.delta.sink import DeltaSink
-from oncely.kinds.destination import PROBED, Discard, Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.destination import (
+    NO_COLUMNS,
+    PROBED,
+    Discard,
+    Inspection,
+    LedgerState,
+    SinkFacts,
+    SinkPlan,
+)
 from oncely.kinds.kind import Parts
 from oncely.kinds.rows import Form
 from oncely.kinds.tables import TableDestination, keeps_source
@@ -46,11 +54,11 @@ class DeltaDestination(TableDestination):
     @cached_property
     def columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
-        table = self.bare_sink.tables.load()
+        table = self.sink().tables.load()
         fields = () if table is None else table.schema().fields
         return frozenset(one.name for one in fields)
 
-    def sink(self, schema: pa.Schema) -> DeltaSink:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> DeltaSink:
         """The sink for rows of these columns."""
         given = self.given
         form = DeltaFormat(
@@ -64,14 +72,9 @@ class DeltaDestination(TableDestination):
         """Rows with the types of the table."""
         return form_of(self.sink(schema).form)
 
-    @property
-    def bare_sink(self) -> DeltaSink:
-        """The sink for work on the ledger alone."""
-        return self.sink(pa.schema([]))
-
     def look(self) -> LedgerState:
         """Read the ledger; empty for a table that was never created."""
-        ledger = self.bare_sink.ledger
+        ledger = self.sink().ledger
         state = ledger.read()
         now, refused = state.document, ledger.taken_back(state)
         return LedgerState(
@@ -86,7 +89,7 @@ class DeltaDestination(TableDestination):
 
     def wrote(self) -> str:
         """The table, if it has rows."""
-        table = self.bare_sink.tables.load()
+        table = self.sink().tables.load()
         there = table is not None and table.file_uris()
         return f"the table at {self.given.url} has rows" if there else ""
 
@@ -96,7 +99,7 @@ class DeltaDestination(TableDestination):
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        ledger = self.bare_sink.ledger
+        ledger = self.sink().ledger
         named = ledger.read().document.rejects
         found = (one for path, _ in named for one in ledger.letters(path))
         letters = [one for one in found if one.pending is not discarded]
@@ -105,7 +108,7 @@ class DeltaDestination(TableDestination):
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger's files."""
-        return partial(discard_letters, self.bare_sink)
+        return partial(discard_letters, self.sink())
 
     def replaying(self, schema: pa.Schema) -> nullcontext[DeltaReplay]:
         """Begin a replay into the table."""
@@ -126,19 +129,19 @@ class DeltaDestination(TableDestination):
         del kind
         return nullcontext(DeltaRewrites(self.sink(schema)))
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect root, columns and table."""
         facts = None
         with inspection.about("sink.url"):
-            ledger = self.bare_sink.ledger
+            ledger = self.sink().ledger
             if refused := ledger.taken_back(ledger.read()):
                 raise refused
         with inspection.about("sink.url"):
-            sink = self.bare_sink if schema is None else self.sink(schema)
+            sink = self.sink(schema)
             table = sink.tables.load()
             columns = tuple((one.name, str(one.type), "parquet") for one in sink.form.schema)
             facts = SinkFacts("table", self.given.url, self.given.url, table is not None, columns)
-            if schema is not None:
+            if len(schema):
                 sink.check()
                 inspection.notes.append(PROBED)
                 inspection.notes += self._audit_notes(sink.form)

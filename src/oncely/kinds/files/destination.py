@@ -12,7 +12,7 @@ import pyarrow as pa
 from oncely.config import JsonDecode
 from oncely.core.change import RewriteKind
 from oncely.kinds.data_file import FileFormat
-from oncely.kinds.destination import PROBED, Inspection, SinkFacts, SinkPlan
+from oncely.kinds.destination import NO_COLUMNS, PROBED, Inspection, SinkFacts, SinkPlan
 from oncely.kinds.files.change import FilesRewrites, replay_into_files
 from oncely.kinds.files.settings import FilesSinkSettings
 from oncely.kinds.files.sink import FilesSink, FilesTopics
@@ -37,6 +37,7 @@ class FilesDestination(TopicDestination[FilesSink]):
 
     output_key = "sink.manifest_topic"
     target_key = "sink.url"
+    late_delete: str | None = None  # files contain rows, and a record without a value is none
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -57,7 +58,7 @@ class FilesDestination(TopicDestination[FilesSink]):
         """All."""
         return [*self.outputs, self.given.rejects]
 
-    def sink(self, schema: pa.Schema) -> FilesSink:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> FilesSink:
         """The sink for rows of these columns; inferred columns are not known in advance."""
         given = self.given
         form = FileFormat(
@@ -80,11 +81,6 @@ class FilesDestination(TopicDestination[FilesSink]):
         """Rows; the columns of a sample are inferred as by a task that knows no schema yet."""
         return Form(sampled=partial(sampled, self.sink(schema).form))
 
-    @property
-    def late_delete(self) -> str | None:
-        """The reason: files contain rows, and a record without a value is none."""
-        return None
-
     def check_replay(self) -> None:
         """Nothing to refuse: old records are harmless in files."""
 
@@ -106,7 +102,7 @@ class FilesDestination(TopicDestination[FilesSink]):
         sink.prepare()
         return closing(FilesRewrites(sink))
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect root, topics and columns."""
         found = super().plan(schema, inspection)
         inspection.notes.append(PROBED)
@@ -115,11 +111,9 @@ class FilesDestination(TopicDestination[FilesSink]):
             inspection.notes.append(_NESTED)
         return found
 
-    def facts(
-        self, sink: FilesSink, schema: pa.Schema | None, absent: Collection[str]
-    ) -> SinkFacts:
+    def facts(self, sink: FilesSink, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """Root, manifest and columns."""
-        given, shown = self.given, () if schema is None or self._inferred else schema
+        given, shown = self.given, () if self._inferred else schema
         columns = tuple((one.name, str(one.type), given.format) for one in shown)
         there = sink.topics.manifest not in absent
         return SinkFacts("files", given.url, given.manifest_topic, there, columns)

@@ -276,7 +276,7 @@ def reset_schema(parts: Parts, scope: Sequence[str | None], *, execute: bool) ->
             way_out="give the pipeline a new name, root and topics",
         )
     source = parts.source
-    with closing(destination_of(parts).bare_sink) as sink:
+    with closing(destination_of(parts).sink()) as sink:
         opened = sink.open(
             Takeover(
                 source.identity(),

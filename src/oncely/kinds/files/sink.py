@@ -206,6 +206,10 @@ class FilesSink:
             writer.send(self.topics.schema, [Message(value or None, schema_key(scope))])
             writer.commit()
 
+    def new_partitions(self) -> dict[str, int]:
+        """None: its topics have the default, or a number of their own."""
+        return {}
+
     @property
     def target(self) -> str:
         """The destination as stored in the ledger."""

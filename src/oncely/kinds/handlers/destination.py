@@ -13,7 +13,14 @@ from oncely.context import TRACE
 from oncely.core.batch import Reject
 from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError
-from oncely.kinds.destination import Discard, Inspection, LedgerState, SinkFacts, SinkPlan
+from oncely.kinds.destination import (
+    NO_COLUMNS,
+    Discard,
+    Inspection,
+    LedgerState,
+    SinkFacts,
+    SinkPlan,
+)
 from oncely.kinds.handlers.settings import HandlersSinkSettings
 from oncely.kinds.handlers.sink import HandlersSink, OnError
 from oncely.kinds.kind import Parts
@@ -39,6 +46,8 @@ class HandlersDestination:
         parts: the pipeline; without handlers if it was not started with them.
     """
 
+    late_delete: str | None = None  # there is no replay
+
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
@@ -46,19 +55,18 @@ class HandlersDestination:
         """The columns of the rows."""
         return schema
 
-    def sink(self, schema: pa.Schema) -> HandlersSink:  # noqa: ARG002
-        """The sink of the handlers."""
-        if self._parts.handlers is None:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> HandlersSink:
+        """The sink of the handlers; that for the ledger alone needs none."""
+        if len(schema) and self._parts.handlers is None:
             raise ConfigError(
                 "sink.kind",
                 "handlers are functions of a module, which this command does not know",
                 way_out="start them by `oncely work module:app`",
             )
-        return self.bare_sink
+        return self._sink
 
     @cached_property
-    def bare_sink(self) -> HandlersSink:
-        """The sink, also without handlers: for the ledger alone."""
+    def _sink(self) -> HandlersSink:
         parts = self._parts
         given = cast("HandlersSinkSettings", parts.settings.sink)
         dialect = dialect_for(given.url.get_secret_value(), given.connect_timeout)
@@ -72,7 +80,7 @@ class HandlersDestination:
 
     @property
     def _ledger(self) -> SqlLedger:
-        return self.bare_sink.ledger
+        return self._sink.ledger
 
     def form(self, schema: pa.Schema) -> Form:
         """The rows of handlers; what they do with them is not known."""
@@ -104,11 +112,6 @@ class HandlersDestination:
         """Begin a discard in the ledger."""
         return partial(discard_letters, self._ledger)
 
-    @property
-    def late_delete(self) -> str | None:
-        """None: there is no replay."""
-        return None
-
     def check_replay(self) -> NoReturn:
         """Refuse."""
         self._refuse("replayed", "`oncely offsets reset` and the handler can do records again")
@@ -130,7 +133,7 @@ class HandlersDestination:
     def _refuse(self, verb: str, way_out: str) -> NoReturn:
         raise ConfigError("sink.kind", f"what handlers have done can't be {verb}", way_out=way_out)
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect the ledger and the privileges on it."""
         del schema
         ledger = self._ledger

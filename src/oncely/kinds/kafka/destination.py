@@ -14,7 +14,7 @@ from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka import topics
 from oncely.kafka.client import KafkaAdmin
-from oncely.kinds.destination import SinkFacts
+from oncely.kinds.destination import NO_COLUMNS, SinkFacts
 from oncely.kinds.kafka.change import LACKS, KafkaRewrites, refuse_compacted, replay_into_topics
 from oncely.kinds.kafka.form import form_of
 from oncely.kinds.kafka.format import AvroValue, RawValue, RecordFormat
@@ -24,11 +24,6 @@ from oncely.kinds.rows import Form
 from oncely.kinds.topic_destination import TopicDestination, kept_ms
 from oncely.kinds.topic_publishing import TopicReplay
 
-_NO_LATE_DELETES = (
-    "a tombstone written late could delete newer records, for readers that keep the last record"
-    " of a key"
-)
-
 
 class KafkaDestination(TopicDestination[KafkaSink]):
     """Topics for records and rejects, and the ledger topic beside them."""
@@ -36,6 +31,10 @@ class KafkaDestination(TopicDestination[KafkaSink]):
     given: KafkaSinkSettings
 
     output_key = target_key = "sink.topic"
+    late_delete: str | None = (
+        "a tombstone written late could delete newer records, for readers that keep the last record"
+        " of a key"
+    )
 
     @property
     def brokers(self) -> str:
@@ -57,7 +56,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         """Dead letters are replayed."""
         return [self.given.rejects]
 
-    def sink(self, schema: pa.Schema) -> KafkaSink:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> KafkaSink:
         """The sink for rows of these columns."""
         given = self.given
         form = RecordFormat(
@@ -82,19 +81,10 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         sink = self.sink(schema)
         return form_of(sink.form, sink.limits)
 
-    def new_partitions(self, sink: KafkaSink) -> Mapping[str, int]:
-        """Those of the output topic."""
-        return sink.new_partitions()
-
-    @property
-    def late_delete(self) -> str | None:
-        """The reason: readers that keep the last record of a key would apply an old delete."""
-        return _NO_LATE_DELETES
-
     def check_replay(self) -> None:
         """Refuse a compacted topic: an old record would replace newer ones of its key."""
         self.refuse_cluster()
-        with closing(self.bare_sink) as sink:
+        with closing(self.sink()) as sink:
             refuse_compacted(sink, topics.described(sink.cluster.admin, self.outputs))
 
     def replaying(self, schema: pa.Schema) -> closing[TopicReplay]:
@@ -132,17 +122,10 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         del kind
         return closing(KafkaRewrites(self.sink(schema).bind()))
 
-    def check_sink(self, sink: KafkaSink) -> None:
-        """Refuse unsuitable settings and topics, and columns without an encoding."""
-        if len(sink.form.schema):
-            sink.check()
-
-    def facts(
-        self, sink: KafkaSink, schema: pa.Schema | None, absent: Collection[str]
-    ) -> SinkFacts:
+    def facts(self, sink: KafkaSink, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """Topic and columns."""
         there = self.given.topic not in absent
-        columns = () if schema is None else tuple(self._columns(schema))
+        columns = tuple(self._columns(schema))
         return SinkFacts("topic", sink.pipeline_topics.brokers, sink.form.target, there, columns)
 
     def defeats(self, admin: KafkaAdmin, config: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from oncely.core.digest import kind_of
 from oncely.decode.schema import refuse_other_capitals
 from oncely.errors import TableMismatch
 from oncely.kinds.destination import (
+    NO_COLUMNS,
     Check,
     Connections,
     Discard,
@@ -44,11 +45,23 @@ from oncely.kinds.sql_ledger import (
     session,
 )
 from oncely.kinds.tables import SOURCE_COLUMNS, TableDestination, keeps_source
-from oncely.stores.sql.connection import Connection, connect, plain
+from oncely.stores.sql.connection import Connect, Connection, connect, plain
 from oncely.stores.sql.dialects import dialect_for
 
 if TYPE_CHECKING:
     from oncely.kinds.sql.change import SqlReplay, SqlRewrites
+
+
+def sink_of(name: str, given: SqlSinkSettings, schema: pa.Schema, connect: Connect) -> SqlSink:
+    """The sink of a pipeline of this name for rows of these columns."""
+    return SqlSink(
+        pipeline=name,
+        dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
+        wanted=TableSpec(given.table, schema, given.keys, given.version, given.rounding == "allow"),
+        keep_source=keeps_source(schema),
+        create=given.create,
+        connect=connect,
+    )
 
 
 def check_table(sink: SqlSink) -> None:
@@ -79,21 +92,6 @@ def checks(sink: SqlSink, connection: Connection | None) -> Iterator[Check]:
         yield "sink.table", lambda: create_statement(dialect, wanted)
 
 
-def has_rows(sink: SqlSink, topics: Sequence[str]) -> bool:
-    """True if the table has rows of these topics; rows that name no topic count for all topics."""
-    table, q = sink.wanted.table, sink.dialect.quote
-    with session(sink.ledger) as connection:
-        columns = sink.dialect.columns(connection, table) if connection is not None else ()
-        if connection is None or not columns:
-            return False
-        statement, names = f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}", tuple[str, ...]()
-        if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
-            topic = q(SOURCE_COLUMNS.names[0])
-            statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
-            names = tuple(topics)
-        return bool(connection.query(f"{statement} LIMIT 1", names))
-
-
 _DRIVER_CONNECTIONS = 2  # one that commits, one for brief inspections and takeovers
 
 
@@ -109,38 +107,23 @@ class SqlDestination(TableDestination):
     def row_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the rows, and of their origin if it is kept."""
         found = super().row_schema(schema)
-        if self.bare_sink.dialect.name == "sqlite":
+        if self.sink().dialect.name == "sqlite":
             refuse_other_capitals(found, "SQLite")
         return found
 
     @cached_property
     def columns_there(self) -> frozenset[str]:
         """The columns of the table, read once; none if it does not exist."""
-        sink = self.bare_sink
+        sink = self.sink()
         with session(sink.ledger) as connection:
             if connection is None:
                 return frozenset()
             columns = sink.dialect.columns(connection, sink.wanted.table)
             return frozenset(one.name for one in columns)
 
-    def sink(self, schema: pa.Schema) -> SqlSink:
+    def sink(self, schema: pa.Schema = NO_COLUMNS) -> SqlSink:
         """The sink for rows of these columns."""
-        given = self.given
-        return SqlSink(
-            pipeline=self.settings.name,
-            dialect=dialect_for(given.url.get_secret_value(), given.connect_timeout),
-            wanted=TableSpec(
-                given.table, schema, tuple(given.keys), given.version, given.rounding == "allow"
-            ),
-            keep_source=keeps_source(schema),
-            create=given.create,
-            connect=self._connect,
-        )
-
-    @property
-    def bare_sink(self) -> SqlSink:
-        """The sink for work on the ledger alone."""
-        return self.sink(pa.schema([]))
+        return sink_of(self.settings.name, self.given, schema, self._connect)
 
     def form(self, schema: pa.Schema) -> Form:
         """Rows with the types of the table."""
@@ -149,12 +132,25 @@ class SqlDestination(TableDestination):
 
     def look(self) -> LedgerState:
         """Read the ledger."""
-        return look(self.bare_sink.ledger)
+        return look(self.sink().ledger)
 
     def wrote(self) -> str:
         """The table, if it has rows of the topics, or rows that name no topic."""
-        there = has_rows(self.bare_sink, self.settings.source.topics)
-        return f"table {self.given.table} has rows" if there else ""
+        sink, table, topics = self.sink(), self.given.table, self.settings.source.topics
+        with session(sink.ledger) as connection:
+            columns = sink.dialect.columns(connection, table) if connection is not None else ()
+            if connection is None or not columns:
+                return ""
+            statement, names = (
+                f"SELECT 1 FROM {sink.ledger.tables.quoted(table)}",
+                tuple[str, ...](),
+            )
+            if set(SOURCE_COLUMNS.names) <= {one.name for one in columns}:
+                topic = sink.dialect.quote(SOURCE_COLUMNS.names[0])
+                statement += f" WHERE {topic} IN ({', '.join(['%s'] * len(topics))})"
+                names = tuple(topics)
+            there = connection.query(f"{statement} LIMIT 1", names)
+        return f"table {table} has rows" if there else ""
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse a table that does not accept the rows."""
@@ -162,11 +158,11 @@ class SqlDestination(TableDestination):
 
     def rejects(self, limit: int, *, discarded: bool = False) -> tuple[Sequence[Reject], int]:
         """The first dead letters, and their total number."""
-        return dead_letters(self.bare_sink.ledger, limit, discarded=discarded)
+        return dead_letters(self.sink().ledger, limit, discarded=discarded)
 
     def discarding(self) -> Discard:
         """Begin a discard in the ledger."""
-        return partial(discard_letters, self.bare_sink.ledger)
+        return partial(discard_letters, self.sink().ledger)
 
     def replaying(self, schema: pa.Schema) -> nullcontext[SqlReplay]:
         """Begin a replay into the table."""
@@ -196,11 +192,11 @@ class SqlDestination(TableDestination):
                 raise
             return nullcontext(SqlRewrites(sink, error))
 
-    def plan(self, schema: pa.Schema | None, inspection: Inspection) -> SinkPlan:
+    def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect table, ledger, privileges and free connections."""
-        sink = self.bare_sink if schema is None else self.sink(schema)
+        sink, known = self.sink(schema), len(schema) > 0
         ddl, of_ledger = [], sink.ledger.tables.ddl()
-        if schema is not None:
+        if known:
             with inspection.about("sink.table"):
                 ddl.append(create_statement(sink.dialect, sink.wanted))
         facts, left = None, None
@@ -213,11 +209,11 @@ class SqlDestination(TableDestination):
                 with inspection.about("sink.table"):
                     of_ledger = sink.ledger.tables.missing(connection)
                 left = room(sink.ledger, connection)
-                if schema is not None and (exists or not sink.create):
+                if known and (exists or not sink.create):
                     with inspection.about("sink.table"):
                         target = inspect(sink.dialect, connection, sink.wanted)
-                if schema is not None:
-                    inspection.notes += self._audit_notes(sink, schema, target)
+                if known:
+                    inspection.notes += self._audit_notes(sink, target)
                     inspection.notes += target.notes if target else ()
                 self._privileges(sink, connection, target, inspection)
             facts = SinkFacts(
@@ -225,7 +221,7 @@ class SqlDestination(TableDestination):
                 sink.dialect.endpoint,
                 str(sink.wanted.table),
                 exists,
-                _columns(sink, schema, target),
+                _columns(sink, target),
             )
         connections = self._connections(left, inspection) if facts is not None else None
         statements = tuple(plain(one) + ";" for one in ddl + of_ledger)
@@ -243,11 +239,9 @@ class SqlDestination(TableDestination):
             inspection.add("sink.url", f"this user lacks: {one}", "have it granted")
         inspection.notes += further_privileges(sink.ledger, connection, needs.columns)
 
-    def _audit_notes(
-        self, sink: SqlSink, schema: pa.Schema, target: BoundTable | None
-    ) -> Iterator[str]:
+    def _audit_notes(self, sink: SqlSink, target: BoundTable | None) -> Iterator[str]:
         """The limits of an audit of the table."""
-        kinds = {one.name: kind_of(one.type) for one in schema}
+        kinds = {one.name: kind_of(one.type) for one in sink.wanted.schema}
         if target is not None:
             kinds = dict(zip(target.columns, target.kinds, strict=True))
         why = "the database may return others than it was sent; all records are decoded for them"
@@ -269,15 +263,11 @@ class SqlDestination(TableDestination):
         return needed
 
 
-def _columns(
-    sink: SqlSink, schema: pa.Schema | None, target: BoundTable | None
-) -> tuple[tuple[str, str, str], ...]:
-    if schema is None:
-        return ()
+def _columns(sink: SqlSink, target: BoundTable | None) -> tuple[tuple[str, str, str], ...]:
     known = dict(zip(target.columns, target.types, strict=True)) if target else {}
     return tuple(
         (one.name, str(one.type), known.get(one.name) or sink.dialect.column_type(one.type))
-        for one in schema
+        for one in sink.wanted.schema
     )
 
 
