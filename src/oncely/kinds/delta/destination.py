@@ -121,7 +121,7 @@ class DeltaDestination(TableDestination):
         table whose files can't be replaced."""
         del kind
         self.check_origin(tells=keeps_source(schema))
-        DeltaRewrites(self.bare_sink).check()
+        DeltaRewrites(self.sink()).check()
         return {}
 
     def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[DeltaRewrites]:

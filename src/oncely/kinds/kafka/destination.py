@@ -113,7 +113,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
                 "a record can't be replaced in a topic",
                 way_out="write into a new topic",
             )
-        with closing(KafkaRewrites(self.bare_sink)) as rewrites:
+        with closing(KafkaRewrites(self.sink())) as rewrites:
             rewrites.check()
         return LACKS
 

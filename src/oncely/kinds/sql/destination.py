@@ -177,7 +177,7 @@ class SqlDestination(TableDestination):
 
         del kind
         self.check_origin(tells=keeps_source(schema) or self.given.mode == "upsert")
-        SqlRewrites(self.bare_sink).check()
+        SqlRewrites(self.sink()).check()
         return {}
 
     def rewriting(self, schema: pa.Schema, kind: RewriteKind) -> nullcontext[SqlRewrites]:
