@@ -36,7 +36,6 @@ from bench.workload import AVRO, COLUMNS, PARTITIONS, SCHEMA, avro_record, recor
 from oncely.commit.path import Delivery
 from oncely.core.claim import Budget, Fence
 from oncely.kinds.base import CommitsChunks
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.runtimes.batches.commit import (
     TaskResult,
@@ -48,6 +47,7 @@ from oncely.runtimes.chunks import RangeReader, Ranges
 from oncely.runtimes.jobs import Task, all_of
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.spark.jobs import SparkJobs
+from oncely.threads import StopSignal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,7 +21,6 @@ from oncely.core.ranges import OffsetRange, TopicPartition
 from oncely.decode.base import Decoded
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable
 from oncely.kafka import reader
-from oncely.per_process import StopSignal
 from oncely.runtimes import chunks
 from oncely.runtimes.batches import commit, run
 from oncely.runtimes.batches.commit import PartitionCommit
@@ -29,6 +28,7 @@ from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.chunks import ChunkBounds
 from oncely.runtimes.row_transform import Unchanged
 from oncely.runtimes.takeover import Takeovers
+from oncely.threads import StopSignal
 from simulate.batch_store import BatchLedger, BatchStore
 from simulate.jobs import BatchThread, ScriptedJobs, TaskCommit, wait
 from simulate.logs import Logs, RangeConsumer, ScriptedSource

@@ -12,9 +12,9 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 from oncely.core.ranges import OffsetRange, TopicPartition
-from oncely.per_process import StopSignal
 from oncely.runtimes import jobs
 from oncely.runtimes.jobs import Attempt, Found, Given, Send, Share, Stage, Task
+from oncely.threads import StopSignal
 
 
 @dataclass

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from oncely.kafka.reset import Verb
     from oncely.kinds.handlers.batch import Batch
     from oncely.kinds.handlers.sink import Handler
-    from oncely.per_process import StopSignal
     from oncely.pipeline import Pipeline
     from oncely.pipeline.handling import Worker
     from oncely.pipeline.offsets import PartitionOffsets, Reset
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.status import Judgement, Status
     from oncely.pipeline.streaming import write_stream
     from oncely.runtimes.dropping import Drops
+    from oncely.threads import StopSignal
     from oncely.verify.report import Report as VerifyReport
 
     __version__: str
@@ -81,7 +81,7 @@ _NAMES = {
     "oncely.pipeline.status": "Judgement Status",
     "oncely.pipeline.streaming": "write_stream",
     "oncely.runtimes.dropping": "Drops",
-    "oncely.per_process": "StopSignal",
+    "oncely.threads": "StopSignal",
     "oncely.context": "Record",
     "oncely.kinds.handlers.batch": "Batch",
     "oncely.kinds.handlers.sink": "Handler",

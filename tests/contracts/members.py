@@ -21,13 +21,13 @@ from oncely.core.claim import Budget, Fence
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.group import Rebalances
 from oncely.kafka.inbox import PollResult
-from oncely.per_process import StopSignal
 from oncely.runtimes import chunks
 from oncely.runtimes.chunks import PipelinedCommit
 from oncely.runtimes.takeover import Taken, Takeovers
 from oncely.runtimes.worker import member
 from oncely.runtimes.worker.assignment import PendingCommit
 from oncely.runtimes.worker.member import WorkerRun
+from oncely.threads import StopSignal
 from tests import sinktools
 from tests.jobtools import Message
 

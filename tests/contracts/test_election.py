@@ -16,10 +16,10 @@ from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError
 from oncely.kafka.client import KafkaAdmin, members
 from oncely.kafka.group import GroupConsumer, Membership, Rebalances
-from oncely.per_process import StopSignal
 from oncely.pipeline.standby import Election
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
+from oncely.threads import StopSignal
 
 
 @dataclass

@@ -16,9 +16,9 @@ from oncely import artifacts, extras
 from oncely.config import parse
 from oncely.core import events
 from oncely.errors import WrongInput
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.testing.servers.kafka import Broker
+from oncely.threads import StopSignal
 from tests.conftest import produce
 from tests.sinktools import Place
 

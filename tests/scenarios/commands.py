@@ -27,10 +27,10 @@ from typer.main import get_command
 from oncely.cli import options, screen, verbs
 from oncely.config import parse
 from oncely.errors import Fenced
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.runtimes.spark import session
 from oncely.testing.processes import await_that
+from oncely.threads import StopSignal
 from tests.conftest import repository
 
 Done = subprocess.CompletedProcess[str]

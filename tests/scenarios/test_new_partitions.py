@@ -7,10 +7,10 @@ from typing import Any
 
 from oncely.config import parse
 from oncely.core.events import PartitionAdded
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
+from oncely.threads import StopSignal
 from tests.scenarios.world import World, assert_exactly_once
 
 

@@ -19,12 +19,12 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.extras import is_installed
-from oncely.per_process import StopSignal
 from oncely.phases import PHASES
 from oncely.pipeline import Pipeline
 from oncely.pipeline.running import Http
 from oncely.testing.processes import await_that, child
 from oncely.testing.servers.process import free_port
+from oncely.threads import StopSignal
 from tests.prometheus import samples
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World, assert_exactly_once

@@ -19,10 +19,10 @@ from oncely.core.ranges import TopicPartition
 from oncely.kinds.delta.sink import DeltaSink
 from oncely.kinds.files.manifest import Replacing
 from oncely.kinds.files.table import table_of
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
 from oncely.testing.servers.kafka import Broker
+from oncely.threads import StopSignal
 from tests.scenarios.test_audit_sinks import SinkWorld, _sink
 
 pytestmark = pytest.mark.long

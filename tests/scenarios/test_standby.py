@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from oncely.config import parse
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.pipeline.standby import run_when_elected
 from oncely.testing.processes import Child, await_that, child, kill_tree
+from oncely.threads import StopSignal
 from tests.scenarios.commands import oncely
 from tests.scenarios.world import World, assert_exactly_once, assert_steps
 

@@ -14,9 +14,9 @@ import pytest
 
 from oncely.config import parse
 from oncely.core import events
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
+from oncely.threads import StopSignal
 from tests.scenarios.slow import EndsEarly, SlowPipeline
 from tests.scenarios.world import World, assert_exactly_once, verdict
 

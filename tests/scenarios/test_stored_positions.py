@@ -12,9 +12,9 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import Fenced, SourceMismatch
 from oncely.kafka.reset import Verb
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.testing.processes import await_that
+from oncely.threads import StopSignal
 from tests.scenarios.commands import oncely, oncely_json
 from tests.scenarios.topic_world import TopicWorld
 from tests.scenarios.world import World, toml

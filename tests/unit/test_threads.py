@@ -12,9 +12,9 @@ from oncely.cli.progress import EndsWatch
 from oncely.commit.run import Interval, PositionTimer
 from oncely.core.ranges import TopicPartition
 from oncely.kafka.source import KafkaSource
-from oncely.per_process import Thread, repeat
 from oncely.runtimes.batches.run import GroupOffsetPublisher
 from oncely.testing.processes import await_that
+from oncely.threads import Thread, repeat
 
 P0 = TopicPartition("t", 0)
 

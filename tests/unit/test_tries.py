@@ -7,7 +7,7 @@ import time
 import pytest
 
 from oncely import per_process as module
-from oncely.per_process import tries
+from oncely.threads import tries
 
 
 @pytest.fixture

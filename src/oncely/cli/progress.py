@@ -32,8 +32,8 @@ from oncely.core import events
 from oncely.core.progress import RunState
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, OncelyError, RejectSummary, TooManyRejects
-from oncely.per_process import Thread, repeat
 from oncely.pipeline import Pipeline
+from oncely.threads import Thread, repeat
 from oncely.wording import counted, plural, printable
 
 log = logging.getLogger("oncely.run")

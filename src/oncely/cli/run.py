@@ -32,10 +32,10 @@ from oncely.cli.progress import (
 )
 from oncely.commit.backoff import Retries
 from oncely.errors import Interrupted, OncelyError, WrongInput
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.pipeline.running import Http, Probed, logged, preflight, probed, probed_together
 from oncely.telemetry import configure
+from oncely.threads import StopSignal
 from oncely.users_function import without_pandas
 
 if TYPE_CHECKING:

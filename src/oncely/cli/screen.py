@@ -409,7 +409,7 @@ def _tame_threads(*, debug: bool) -> None:
 
     When the JVM dies, PySpark's accumulator server and py4j's callback threads each raise.
     """
-    log = logging.getLogger("oncely.per_process")
+    log = logging.getLogger("oncely.threads")
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else "?"

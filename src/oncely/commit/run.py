@@ -47,8 +47,8 @@ from oncely.decode.base import Decoder
 from oncely.errors import Fenced, InvariantViolation, OncelyError, SourceMismatch, Unavailable
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import PublishesBatches, Sink
-from oncely.per_process import Thread
 from oncely.stores.document import Ledger, MovesPositions
+from oncely.threads import Thread
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from oncely.decode.columns import (
     read_each,
     read_native,
 )
-from oncely.decode.reference import checked
+from oncely.decode.times import checked
 from oncely.errors import ConfigError, SchemaChanged, Unavailable
 from oncely.extras import native, require
 from oncely.per_process import PerProcess

@@ -38,16 +38,14 @@ from oncely.decode.reference import (
     DEEPEST,
     EXACT,
     JsonRules,
-    bad_timestamps,
-    dates,
     from_base64,
     json_text,
     nesting,
     parse_json,
     read_record,
-    timestamps,
 )
 from oncely.decode.schema import is_json, is_large
+from oncely.decode.times import bad_timestamps, dates, timestamps
 from oncely.extras import native
 
 

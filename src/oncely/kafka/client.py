@@ -52,8 +52,8 @@ from oncely.errors import (
 )
 from oncely.kafka import properties
 from oncely.peers import protocol_at, refuses
-from oncely.per_process import tries
 from oncely.secrets import Secrets
+from oncely.threads import tries
 
 K = TypeVar("K", bound=Hashable)
 

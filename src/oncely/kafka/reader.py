@@ -31,7 +31,7 @@ from oncely.errors import DataLost, OncelyError, Unavailable
 from oncely.kafka.client import SILENCE, ErrorState, classify_error, make, unanswered, unreadable
 from oncely.kafka.inbox import PASSING, PollResult, inbox_of
 from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, each, table_of
-from oncely.per_process import tries
+from oncely.threads import tries
 
 _OWN: Mapping[str, object] = {
     "group.id": "oncely-reads-ranges",  # required by librdkafka, not used

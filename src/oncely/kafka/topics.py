@@ -33,7 +33,7 @@ from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, TableMismatch, Unavailable
 from oncely.kafka.client import KafkaAdmin, classify_error, stay_connected
 from oncely.kafka.inbox import Inbox
-from oncely.per_process import tries
+from oncely.threads import tries
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
 """Settings of topics that are read from their first offset. The newest segment is never

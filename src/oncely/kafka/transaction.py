@@ -27,8 +27,8 @@ from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable
 from oncely.kafka.client import stay_connected
 from oncely.kafka.sender import InstanceFenced, Message, Sender, served
-from oncely.per_process import tries
 from oncely.phases import phase
+from oncely.threads import tries
 
 __all__ = ["InstanceFenced", "Message", "Transaction"]
 

@@ -38,15 +38,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.reference import (
+from oncely.decode.reference import MOST_DIGITS, Number, Whole, show
+from oncely.decode.times import (
     FIRST_MICROS,
     LAST_MICROS,
-    MOST_DIGITS,
-    Number,
-    Whole,
     bad_timestamps,
     parse_timestamp,
-    show,
     timestamps,
 )
 from oncely.errors import ConfigError

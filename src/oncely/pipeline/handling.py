@@ -18,10 +18,10 @@ from oncely.core.progress import RunResult
 from oncely.errors import ConfigError, OncelyError
 from oncely.kinds.handlers.sink import Handler, name_of
 from oncely.kinds.kind import kind_of
-from oncely.per_process import StopSignal
 from oncely.pipeline.pipeline import Pipeline
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.dropping import Drops
+from oncely.threads import StopSignal
 from oncely.users_function import said, users_function
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[..., object])

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from oncely.core.progress import RunResult
     from oncely.core.ranges import OffsetRange, TopicPartition
     from oncely.kafka.reset import Verb
-    from oncely.per_process import StopSignal
     from oncely.pipeline.offsets import PartitionOffsets, Reset
     from oncely.pipeline.planning import Plan
     from oncely.pipeline.rejects import Discarded, RejectFilter, Rejects
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from oncely.pipeline.running import Http
     from oncely.pipeline.standby import OnFenced
     from oncely.pipeline.status import Status
+    from oncely.threads import StopSignal
     from oncely.verify.report import Report as VerifyReport
 
 
@@ -108,8 +108,8 @@ class Pipeline(Parts):
             Stopped: an operator's decision is needed.
             Unavailable: a server did not return within the retries.
         """
-        from oncely.per_process import StopSignal
         from oncely.pipeline.running import RunOptions, run
+        from oncely.threads import StopSignal
 
         stop = stop or StopSignal()
         return run(self, RunOptions(until, stop, listener, events, http, on_fenced, spark))
@@ -135,9 +135,9 @@ class Pipeline(Parts):
 
         Raises the errors of :meth:`run`.
         """
-        from oncely.per_process import StopSignal
         from oncely.pipeline.running import RunOptions
         from oncely.pipeline.working import work
+        from oncely.threads import StopSignal
 
         stop = stop or StopSignal()
         return work(self, RunOptions(until, stop, listener, events, http, on_fenced))

@@ -18,16 +18,9 @@ from typing import Any, NamedTuple
 
 from oncely.decode.base import InvalidRecord
 from oncely.decode.merging import CannotMerge, type_of
-from oncely.decode.reference import (
-    Whole,
-    is_too_fine,
-    json_text,
-    parse_date,
-    parse_object,
-    parse_timestamp,
-    parse_value,
-)
+from oncely.decode.reference import Whole, json_text, parse_object, parse_value
 from oncely.decode.schema import ddl_name, type_name
+from oncely.decode.times import is_too_fine, parse_date, parse_timestamp
 from oncely.errors import ConfigError
 from oncely.kinds.kind import Kind, Proposed, kind_of, kinds
 from oncely.kinds.tables import SOURCE_COLUMNS

@@ -23,13 +23,13 @@ from oncely.extras import WITHOUT_SPARK, require
 from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
-from oncely.per_process import StopSignal, Thread, repeat
 from oncely.pipeline.event_log import EventLog, has_opened
 from oncely.pipeline.standby import OnFenced
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.health import Health, liveness, metrics, readiness
 from oncely.secrets import scope
 from oncely.telemetry import consumer_of, using
+from oncely.threads import StopSignal, Thread, repeat
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ from oncely.core import events
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, Fenced, InstanceTaken, OncelyError, Unavailable, WrongInput
 from oncely.kafka.group import GroupConsumer, Membership, Rebalances
-from oncely.per_process import StopSignal, Thread
+from oncely.threads import StopSignal, Thread
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

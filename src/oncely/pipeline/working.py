@@ -15,12 +15,12 @@ from oncely.core.progress import RunResult
 from oncely.kafka.client import at_start
 from oncely.kafka.group import GroupConsumer, Membership, worker_id
 from oncely.kinds.base import CommitsChunks, SendsOffsets
-from oncely.per_process import StopSignal
 from oncely.pipeline.guarantee import refuse_unfit
 from oncely.pipeline.running import RunOptions, observed
 from oncely.runtimes.takeover import EndOffsets
 from oncely.runtimes.worker.assignment import BufferLimits, Delay, Throttle
 from oncely.runtimes.worker.member import Member, WorkerRun
+from oncely.threads import StopSignal
 
 if TYPE_CHECKING:
     from oncely.pipeline.parts import Parts

@@ -26,10 +26,10 @@ from oncely.core import events
 from oncely.errors import OncelyError
 from oncely.kafka.client import make
 from oncely.kafka.sender import Producer
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline
 from oncely.stores.objects.store import FileSystem, connect
 from oncely.testing.processes import Child, await_that, child, stop_self, tree
+from oncely.threads import StopSignal
 
 Point = Literal["commit", "write"]
 

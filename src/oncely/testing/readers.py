@@ -12,7 +12,7 @@ from typing import Any, Literal
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from oncely.per_process import tries
+from oncely.threads import tries
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from oncely.cli import run, screen
-from oncely.per_process import StopSignal
 from oncely.runtimes.spark import session
+from oncely.threads import StopSignal
 
 Codes = queue.Queue[int]
 """Exit codes with which the process would have ended."""

@@ -18,9 +18,9 @@ from oncely.cli.progress import Failed, LogLines, Run, each, refuse_failed, tell
 from oncely.cli.run import ended, run_files
 from oncely.config import parse
 from oncely.errors import Fenced, TooManyRejects, Unavailable, WrongInput
-from oncely.per_process import StopSignal, Thread
 from oncely.pipeline import Pipeline
 from oncely.secrets import Secrets
+from oncely.threads import StopSignal, Thread
 from tests.jobtools import HurriedStop
 
 

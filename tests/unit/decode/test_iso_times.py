@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from oncely.decode.reference import (
+from oncely.decode.times import (
     bad_timestamps,
     dates,
     is_too_fine,

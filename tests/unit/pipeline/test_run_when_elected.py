@@ -11,8 +11,8 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, Fenced, Stopped
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline, standby
+from oncely.threads import StopSignal
 
 MINIMAL = {
     "name": "p",

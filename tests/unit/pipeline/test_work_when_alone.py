@@ -11,8 +11,8 @@ from oncely.config import parse
 from oncely.core import events
 from oncely.errors import ConfigError, Fenced, InstanceTaken, Unavailable
 from oncely.kafka.source import KafkaSource
-from oncely.per_process import StopSignal
 from oncely.pipeline import Pipeline, standby
+from oncely.threads import StopSignal
 from tests.unit.pipeline.test_run_when_elected import MINIMAL, outcomes
 
 PIPELINE = Pipeline(parse(MINIMAL))

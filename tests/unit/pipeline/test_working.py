@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 from oncely.errors import Unavailable
 from oncely.kinds.kafka.sink import KafkaSink
-from oncely.per_process import StopSignal
 from oncely.pipeline import working
+from oncely.threads import StopSignal
 
 
 class Run:

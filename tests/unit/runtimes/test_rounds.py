@@ -16,11 +16,11 @@ from oncely.core.claim import Counts, Fence, Opened
 from oncely.core.ranges import OffsetRange, SourceIdentity, TopicPartition
 from oncely.errors import DataLost, Fenced, SourceMismatch, Unavailable, UnreadableBatch
 from oncely.kafka.source import Look, Watermarks
-from oncely.per_process import StopSignal
 from oncely.runtimes import takeover
 from oncely.runtimes.batches import run as runs
 from oncely.runtimes.batches.run import BatchRun
 from oncely.runtimes.takeover import Takeovers
+from oncely.threads import StopSignal
 from tests.jobtools import HurriedStop, InlineJobs
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

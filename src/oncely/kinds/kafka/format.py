@@ -47,7 +47,7 @@ import pyarrow.types as pt
 from fastavro.validation import ValidationError
 
 from oncely.core.digest import Kind, Recipe
-from oncely.decode.reference import require_text
+from oncely.decode.times import require_text
 from oncely.errors import TableMismatch, check
 from oncely.extras import native
 

@@ -33,12 +33,12 @@ from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import OncelyError, Unavailable, UnreadableBatch
 from oncely.kafka.source import KafkaSource
 from oncely.kinds.base import Sink
-from oncely.per_process import StopSignal, Thread
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.batches.commit import plan_ranges
 from oncely.runtimes.chunks import Ranges
 from oncely.runtimes.jobs import Jobs
 from oncely.runtimes.takeover import EndOffsets, Takeovers, refuse_shorter, tell_batch
+from oncely.threads import StopSignal, Thread
 
 log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

@@ -40,7 +40,7 @@ from oncely.kafka.group import GroupConsumer, Rebalances
 from oncely.kafka.inbox import PollResult
 from oncely.kafka.records import Records, offsets_of, table_of, timestamps_of, without
 from oncely.kinds.base import CommitsChunks, PreparesChunks
-from oncely.per_process import StopSignal, rare_collections
+from oncely.per_process import rare_collections
 from oncely.phases import Seconds, into, phase
 from oncely.runtimes.chunks import PipelinedCommit, RangeReader
 from oncely.runtimes.row_transform import RowTransform
@@ -53,6 +53,7 @@ from oncely.runtimes.worker.assignment import (
     PendingCommit,
     Throttle,
 )
+from oncely.threads import StopSignal
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ import msgspec
 
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError, Unavailable
-from oncely.per_process import tries
 from oncely.stores.offsets.base import OffsetStore, StoredPosition, checked, foreign
+from oncely.threads import tries
 
 _AGAIN = 0.005  # seconds
 _MINE_TO_MEND = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)

@@ -21,9 +21,10 @@ from confluent_kafka import KafkaError, KafkaException
 from oncely.core.ranges import TopicPartition
 from oncely.errors import ConfigError, OncelyError
 from oncely.kafka.client import OFFSETS_DELAYED, ErrorState, classify_error, make, unanswered
-from oncely.per_process import PerProcess, tries
+from oncely.per_process import PerProcess
 from oncely.stores.offsets.base import OffsetStore, StoredPosition, foreign
 from oncely.stores.topic.records import OffsetMetadata, read_stamp, stamp
+from oncely.threads import tries
 
 _CLIENT = {
     "enable.auto.commit": False,

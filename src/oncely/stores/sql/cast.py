@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncely.core.batch import isolated
-from oncely.decode.reference import YEARS, require_text
+from oncely.decode.times import YEARS, require_text
 from oncely.stores.sql.connection import ColumnFit, Longest
 
 

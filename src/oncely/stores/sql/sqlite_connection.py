@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncely.decode.reference import OF_DAY, without_text
+from oncely.decode.times import OF_DAY, without_text
 from oncely.errors import Stopped, TableMismatch, Unavailable, WrongInput
 from oncely.stores.sql.connection import (
     BadData,

@@ -74,7 +74,6 @@ from oncely.errors import (
     Unavailable,
 )
 from oncely.kafka.transaction import InstanceFenced, Message, Transaction
-from oncely.per_process import tries
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.topic.cluster import Cluster, PipelineTopics, newer
 from oncely.stores.topic.compare_and_set import PositionTakeover, compare_and_set, run_concurrently
@@ -90,6 +89,7 @@ from oncely.stores.topic.records import (
     encode,
     tree_names,
 )
+from oncely.threads import tries
 
 
 def same_target(old: PipelineRecord, target: str, name: str) -> None:

@@ -24,11 +24,11 @@ import psutil
 
 from oncely import artifacts
 from oncely.errors import OncelyError, Unavailable, WrongInput
-from oncely.per_process import tries
 from oncely.testing.servers import postgres
 from oncely.testing.servers.kafka import Broker
 from oncely.testing.servers.postgres import Postgres
 from oncely.testing.servers.process import free_port, is_free
+from oncely.threads import tries
 
 _MODULE = "oncely.testing.servers.background"
 _START = 180.0

@@ -35,8 +35,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 from oncely.errors import InvariantViolation, Unavailable, WrongInput
-from oncely.per_process import tries
 from oncely.secrets import Secrets, scope
+from oncely.threads import tries
 
 _GUARD = Path(__file__).with_name("_guard.py")
 _POLL = 0.02
