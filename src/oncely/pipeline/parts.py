@@ -23,7 +23,6 @@ from oncely.config import (
 )
 from oncely.config.problems import checked
 from oncely.core.claim import Budget
-from oncely.decode.metadata import RawDecoder, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
@@ -475,14 +474,14 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool 
         ConfigError: the schema does not fit the records' format.
         Unavailable: the schema registry does not answer.
     """
+    from oncely.decode.metadata import RawDecoder, WithKey, WithMetadata
+
     if isinstance(decode, JsonDecode) and decode.inferred:
         from oncely.kinds.data_file import VALUE
 
         return RawDecoder((VALUE,))  # the sink infers the columns
     made = _decoder(decode, "value", "decode", topics, rounding)
     if decode.key is not None:
-        from oncely.decode.metadata import WithKey
-
         made = WithKey(made, _decoder(decode.key, "key", "decode.key", topics, rounding))
     return made if decode.metadata is None else WithMetadata(made, decode.metadata.parts)
 
@@ -494,12 +493,12 @@ def _decoder(
     topics: Sequence[str],
     rounding: bool,
 ) -> Decoder:
+    from oncely.decode.metadata import RawDecoder, TextDecoder
+
     match settings:
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            from oncely.decode.metadata import TextDecoder
-
             unwrap, is_json = settings.unwrap or "", settings.json_value
             return TextDecoder(_key_schema(settings), column, rounding, unwrap, is_json)
         case JsonDecode() | JsonKey():
