@@ -82,13 +82,43 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-def _forked() -> None:
-    gc.freeze()  # also garbage: a collection that destroyed a librdkafka client would crash here
-    for one in list(_all):
-        one.forked()
+class _Forks:
+    """Suspends the garbage collector from the beginning of a fork to its end, in both processes.
+
+    A collection in the child that destroyed a client of librdkafka would crash, also if the client
+    was garbage at the fork. Hooks of other modules allocate objects before ours in the child.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.threads, self.collecting = threading.Lock(), 0, False
+
+    def begin(self) -> None:
+        """Before a fork; several threads may be there."""
+        with self.lock:
+            if not self.threads:
+                self.collecting = gc.isenabled()
+                gc.disable()
+            self.threads += 1
+
+    def end(self) -> None:
+        """After a fork, in the parent."""
+        with self.lock:
+            self.threads -= 1
+            if not self.threads and self.collecting:
+                gc.enable()
+
+    def in_child(self) -> None:
+        """After a fork, in the child: what is there now is never collected."""
+        self.lock, self.threads = threading.Lock(), 0
+        gc.freeze()
+        if self.collecting:
+            gc.enable()
+        for one in list(_all):
+            one.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+_forks = _Forks()
+os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.in_child)
 
 _THRESHOLDS = (50_000, 20, 100)  # objects, and collections of the younger generations
 

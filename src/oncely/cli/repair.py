@@ -46,8 +46,8 @@ def repair_file(asked: verbs.Repair) -> Result:
     """
     pipeline, most = opened(asked.file, imports=True), asked.max_removed
     name = pipeline.settings.name
-    check_rewrite(pipeline, "repair")  # an audit may take long
     chosen = None if asked.report is None else findings_of(asked.report, name)
+    check_rewrite(pipeline, "repair")  # an audit may take long
     audited = pipeline.audit()
     found, code = [replace(one, detail="") for one in audited.findings], audited.exit_code
     if chosen is not None:

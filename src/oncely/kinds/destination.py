@@ -229,7 +229,7 @@ class SinkPlan:
 
 
 NO_COLUMNS = pa.schema([])
-"""The columns of rows that are not known."""
+"""In place of columns that are not known; compared by identity, since a transform may give none."""
 
 
 class Destination(Protocol):

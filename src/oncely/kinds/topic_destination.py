@@ -397,7 +397,7 @@ class TopicDestination(Generic[S]):
     def _checks(self, sink: S) -> Iterator[Check]:
         """The checks of a run; without columns only the checks that need none."""
         yield "sink.brokers", self.refuse_cluster
-        yield "sink", sink.check
+        yield "sink", lambda: self.check_sink(sink)
         yield self.output_key, lambda: self._check_topics(sink.ledger.cluster.admin)
         if not self._has_ledger:
             return
@@ -408,6 +408,10 @@ class TopicDestination(Generic[S]):
             "sink.transaction_timeout",
             lambda: topics.check_timeout(sink.ledger.cluster.admin, timeout),
         )
+
+    def check_sink(self, sink: S) -> None:
+        """Refuse unsuitable settings, columns and topics."""
+        sink.check()
 
     def _check_topics(self, admin: KafkaAdmin) -> None:
         """Refuse topics that take no record, and one for dead letters that does not keep them."""

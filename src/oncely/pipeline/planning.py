@@ -21,6 +21,7 @@ from oncely.kinds.destination import (
     LOST_WAY_OUT,
     NO_COLUMNS,
     Connections,
+    Destination,
     Inspection,
     LedgerState,
     PlanProblem,
@@ -204,8 +205,12 @@ class _Planner:
 
     def _impossible(self, schema: pa.Schema | None) -> Iterator[Impossible]:
         """What the commands would refuse; not what the plan names as a problem."""
+        try:
+            to = self.pipeline.destination
+        except OncelyError:  # a package is missing, which is a problem already
+            return
         told = {one.message for one in self.inspection.problems}
-        for operation, *checks in self._operations(schema):
+        for operation, *checks in self._operations(to, schema):
             try:
                 found = [check() for check in checks]
             except WrongInput as error:
@@ -219,13 +224,13 @@ class _Planner:
                 for kind, reason in lacks.items():
                     yield Impossible(f"{operation} of {kind} records", "", reason, "")
 
-    def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[Any, ...]]:
+    def _operations(self, to: Destination, schema: pa.Schema | None) -> Iterator[tuple[Any, ...]]:
         """The operations, each with what refuses it; without those that would ask a silent server
         or need columns that are not known."""
         from oncely.audit.readers import check_audit
         from oncely.pipeline.guarantee import check_rewrite
 
-        settings, to = self.settings, self.pipeline.destination
+        settings = self.settings
         kept = not settings.by_spark and (schema is None or keeps_source(schema))
         audits = partial(check_audit, settings, offsets=kept)
         sink = partial(to.sink, pa.schema([]) if schema is None else schema)

@@ -141,7 +141,7 @@ class DeltaDestination(TableDestination):
             table = sink.tables.load()
             columns = tuple((one.name, str(one.type), "parquet") for one in sink.form.schema)
             facts = SinkFacts("table", self.given.url, self.given.url, table is not None, columns)
-            if len(schema):
+            if schema is not NO_COLUMNS:
                 sink.check()
                 inspection.notes.append(PROBED)
                 inspection.notes += self._audit_notes(sink.form)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from oncely.errors import Unavailable
 from oncely.extras import require
 from oncely.kinds.delta.settings import DeltaSinkSettings
 from oncely.kinds.kind import Kind, Parts, Proposed, Texts, again, folder_url, one_folder
@@ -58,6 +59,7 @@ KIND = Kind(
         ),
     ),
     commits="ranges",
+    silent_after=(Unavailable,),
     replays_beside_store=True,
     trial=_trial,
     proposed=Proposed(("delta:",), _proposed, partition_by=_first_day),

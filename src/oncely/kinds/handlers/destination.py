@@ -57,7 +57,7 @@ class HandlersDestination:
 
     def sink(self, schema: pa.Schema = NO_COLUMNS) -> HandlersSink:
         """The sink of the handlers; that for the ledger alone needs none."""
-        if len(schema) and self._parts.handlers is None:
+        if schema is not NO_COLUMNS and self._parts.handlers is None:
             raise ConfigError(
                 "sink.kind",
                 "handlers are functions of a module, which this command does not know",

@@ -113,6 +113,7 @@ class KafkaDestination(TopicDestination[KafkaSink]):
                 "a record can't be replaced in a topic",
                 way_out="write into a new topic",
             )
+        self.refuse_cluster()
         with closing(KafkaRewrites(self.sink())) as rewrites:
             rewrites.check()
         return LACKS
@@ -121,6 +122,11 @@ class KafkaDestination(TopicDestination[KafkaSink]):
         """Begin a repair of lost records."""
         del kind
         return closing(KafkaRewrites(self.sink(schema).bind()))
+
+    def check_sink(self, sink: KafkaSink) -> None:
+        """Refuse unsuitable settings and topics, and columns without an encoding."""
+        if len(sink.form.schema):
+            sink.check()
 
     def facts(self, sink: KafkaSink, schema: pa.Schema, absent: Collection[str]) -> SinkFacts:
         """Topic and columns."""

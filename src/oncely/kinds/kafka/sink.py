@@ -111,7 +111,7 @@ class KafkaSink:
         return [*([self.form.topic] if self.form.topic else []), self.rejects_topic]
 
     def check(self) -> None:
-        """Check the present columns, settings and topics, if there are columns; nothing is created.
+        """Check the present columns, settings and topics; no topic is created.
 
         Raises:
             ConfigError: a property would weaken the producer, or the output topic needs keys; the
@@ -119,8 +119,6 @@ class KafkaSink:
             TableMismatch: the rows cannot be encoded, or a topic is missing that may not be
                 created.
         """
-        if not len(self.form.schema):
-            return
         checked_producer(self.pipeline_topics.producer)
         self.form.bind()
         if not self.create:

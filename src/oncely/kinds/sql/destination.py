@@ -194,7 +194,7 @@ class SqlDestination(TableDestination):
 
     def plan(self, schema: pa.Schema, inspection: Inspection) -> SinkPlan:
         """Inspect table, ledger, privileges and free connections."""
-        sink, known = self.sink(schema), len(schema) > 0
+        sink, known = self.sink(schema), schema is not NO_COLUMNS
         ddl, of_ledger = [], sink.ledger.tables.ddl()
         if known:
             with inspection.about("sink.table"):
