@@ -47,8 +47,6 @@ from oncely.wording import plural
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from oncely.pipeline import Pipeline
-
 
 Audit = Callable[[], Report]
 

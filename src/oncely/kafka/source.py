@@ -28,7 +28,6 @@ from oncely.kafka.client import (
     make,
     members,
 )
-from oncely.kafka.records import EVERY_COLUMN, KafkaRecord, table_of
 from oncely.kafka.start import Start, StartTime
 from oncely.kafka.topics import compacted, largest_batch, listed_offsets, offsets
 
@@ -592,6 +591,7 @@ def sample(source: KafkaSource, count: int) -> pa.Table:
         ConfigError: the broker refuses the client.
         Unavailable: no answer.
     """
+    from oncely.kafka.records import EVERY_COLUMN, table_of
 
     marks = source.watermarks()
     with closing(source.reader()) as reader:

@@ -32,7 +32,6 @@ from confluent_kafka.admin import (
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import ConfigError, TableMismatch, Unavailable
 from oncely.kafka.client import KafkaAdmin, classify_error, stay_connected
-from oncely.kafka.inbox import Inbox
 from oncely.threads import tries
 
 SEGMENTS: Mapping[str, str] = {"segment.bytes": str(64 * 1024 * 1024)}
@@ -558,6 +557,7 @@ class TopicLog:
 
     def _read_to(self, end: int, consumer: Any) -> bool:
         """Read to an offset; False if the messages so far are not from this log."""
+        from oncely.kafka.inbox import Inbox  # not for status
 
         if not self.next:
             # This also returns the topic's leader. A client that is connected already looks for the

@@ -23,14 +23,14 @@ from oncely.config import (
 )
 from oncely.config.problems import checked
 from oncely.core.claim import Budget
-from oncely.decode.metadata import RawDecoder, WithMetadata
+from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.kafka import properties
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import StartTime
-from oncely.kinds.base import CommitsChunks, PacksRows, Sink, StagesBatches
+from oncely.kinds.base import CommitsChunks, EndsRefusals, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
 from oncely.secrets import Secrets, scope
 from oncely.users_function import said
@@ -456,8 +456,6 @@ class Parts:
         Args:
             refused: the reason, read before an audit that is clean.
         """
-        from oncely.kinds.base import EndsRefusals
-
         with self.destination.rewriting(self.row_schema(), "repair") as rewrites:
             if isinstance(rewrites, EndsRefusals):
                 rewrites.end_refusal(refused)
@@ -481,8 +479,6 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool 
         return RawDecoder((VALUE,))  # the sink infers the columns
     made = _decoder(decode, "value", "decode", topics, rounding)
     if decode.key is not None:
-        from oncely.decode.metadata import WithKey
-
         made = WithKey(made, _decoder(decode.key, "key", "decode.key", topics, rounding))
     return made if decode.metadata is None else WithMetadata(made, decode.metadata.parts)
 
@@ -498,8 +494,6 @@ def _decoder(
         case RawDecode():
             return RawDecoder(settings.columns)
         case TextKey():
-            from oncely.decode.metadata import TextDecoder
-
             unwrap, is_json = settings.unwrap or "", settings.json_value
             return TextDecoder(_key_schema(settings), column, rounding, unwrap, is_json)
         case JsonDecode() | JsonKey():
