@@ -12,7 +12,19 @@ verdict depends on it alone. The order in which snapshot and topics are read, an
 pipeline does not disturb it: docs/decisions/0042.
 """
 
-from oncely.audit.of_pipeline import audit
+from typing import TYPE_CHECKING, Any
+
 from oncely.audit.report import Report
 
+if TYPE_CHECKING:
+    from oncely.audit.of_pipeline import audit
+
 __all__ = ["Report", "audit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "audit":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from oncely.audit import of_pipeline  # commands that read one module need not import the rest
+
+    return of_pipeline.audit

@@ -20,8 +20,9 @@ from rich.text import Text
 from oncely.audit.by_identity import Views, audit_by_id
 from oncely.audit.datasets import audit_pair, frame_of, spark_conf
 from oncely.audit.evidence import Log
-from oncely.audit.of_pipeline import audit, log_of, reader_of, window_of, with_records
+from oncely.audit.of_pipeline import audit, log_of, window_of, with_records
 from oncely.audit.page import page
+from oncely.audit.readers import reader_of
 from oncely.audit.report import KINDS, Finding, Report, Undecided, redacted, verdict_sentence
 from oncely.audit.spec import Pair, is_pair, parse_pair
 from oncely.audit.watch import Condition, Gauges, RememberingLog, watch

@@ -25,11 +25,11 @@ from oncely.errors import WrongInput
 from oncely.kafka.reset import Verb, verb_of
 from oncely.kafka.start import parse_moment
 from oncely.pipeline import Pipeline
+from oncely.pipeline.guarantee import check_rewrite
 from oncely.pipeline.offsets import FENCED, PartitionOffsets, Reset
 from oncely.pipeline.rejects import Discarded, RejectFilter, RejectReason, Rejects, filter_of
 from oncely.pipeline.rejects import as_json as rejects_as_json
 from oncely.pipeline.repair import Impossible, Repaired
-from oncely.pipeline.reread import check_rewrite
 from oncely.runtimes.spark import session
 from oncely.wording import counted, plural
 

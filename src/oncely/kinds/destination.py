@@ -16,13 +16,13 @@ from oncely.core.batch import Reject
 from oncely.core.change import RewriteKind
 from oncely.core.ranges import Position, SourceIdentity, TopicPartition
 from oncely.errors import Denied, OncelyError, TableMismatch, WrongInput
-from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
 from oncely.kinds.rows import Form
 from oncely.secrets import redact
 from oncely.stores.document import same_cluster, same_topics
 from oncely.stores.offsets.base import SAY_WHERE
 
 if TYPE_CHECKING:
+    from oncely.kinds.base import ReplaysDeadLetters, RewritesRecords, RewritesTogether, Sink
     from oncely.runtimes.spark.session import Slots
     from oncely.stores.sql.tables import Activity
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from oncely.config import PipelineSettings
 from oncely.config.pipeline import Delivery, TransformSettings
+from oncely.core.change import RewriteKind
 from oncely.errors import ConfigError
 from oncely.kinds.kind import Kind, kind_of
+
+if TYPE_CHECKING:
+    from oncely.pipeline.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -290,3 +294,25 @@ def _fencing(settings: PipelineSettings) -> str:
         "the store compares and then writes, which does not fence reliably: two runs at the same"
         " time can both write"
     )
+
+
+def check_rewrite(pipeline: Parts, kind: RewriteKind) -> Mapping[str, str]:
+    """Refuse a pipeline whose rows can't be repaired, or backfilled; writes nothing.
+
+    Returns and raises what :meth:`oncely.kinds.destination.Destination.check_rewrite` does.
+    """
+    if pipeline.settings.delivery != "exactly_once":
+        raise ConfigError(
+            "delivery",
+            f"is {pipeline.settings.delivery}: rows may be written again, or not at all, at any"
+            " time, also after a repair",
+            way_out='repair with delivery = "exactly_once", while the pipeline is stopped',
+        )
+    if pipeline.spark_path is not None:
+        raise ConfigError(
+            "transform.spark",
+            "a row of a Spark transform comes from no single record: nothing tells which rows a"
+            " record has produced",
+            way_out="reset the positions and write into a new table",
+        )
+    return pipeline.destination.check_rewrite(pipeline.row_schema(), kind)

@@ -23,17 +23,14 @@ from oncely.config import (
 )
 from oncely.config.problems import checked
 from oncely.core.claim import Budget
-from oncely.decode.metadata import RawDecoder, TextDecoder, WithKey, WithMetadata
 from oncely.decode.schema import parse_schema
 from oncely.errors import ConfigError, InvariantViolation, OncelyError, SchemaChanged
 from oncely.extras import require
 from oncely.kafka import properties
 from oncely.kafka.source import KafkaSource
 from oncely.kafka.start import StartTime
-from oncely.kinds.base import CommitsChunks, EndsRefusals, PacksRows, Sink, StagesBatches
 from oncely.kinds.kind import Kind, kind_of
 from oncely.secrets import Secrets, scope
-from oncely.users_function import said
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from oncely.core.events import Listener
     from oncely.decode.avro import AvroDecoder
     from oncely.decode.base import Decoder
+    from oncely.kinds.base import Sink
     from oncely.kinds.destination import Destination, LedgerState
     from oncely.kinds.handlers.sink import Handler
     from oncely.pipeline.expected import PipelineExpected
@@ -63,7 +61,7 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="Parts")
-AnySink = TypeVar("AnySink", bound=Sink)
+AnySink = TypeVar("AnySink", bound="Sink")
 _ORDERS: dict[str, Order] = {"exactly_once": "together", "at_most_once": "position_first"}
 
 
@@ -240,6 +238,8 @@ class Parts:
         except OncelyError:
             raise
         except Exception as error:  # the user's own code: it may raise any exception
+            from oncely.users_function import said
+
             if session.death(error):
                 raise
             text = said(error).splitlines()[0]
@@ -322,6 +322,7 @@ class Parts:
     def batches(self, jobs: Jobs) -> CommitsBatches:
         """The commit of batches, by the kind of the transform and of the sink."""
         from oncely.commit.run import OpenLedger
+        from oncely.kinds.base import CommitsChunks, StagesBatches
         from oncely.runtimes.batches.commit import PartitionCommit, RangeCommit
 
         if self.spark_transform is not None:
@@ -338,6 +339,7 @@ class Parts:
 
     def _batches_on_spark(self, jobs: Jobs, transform: Transform) -> CommitsBatches:
         from oncely.commit.run import OpenLedger
+        from oncely.kinds.base import PacksRows, StagesBatches
         from oncely.runtimes.spark.batch_commit import BatchCommit
         from oncely.runtimes.spark.jobs import SparkJobs
 
@@ -456,6 +458,8 @@ class Parts:
         Args:
             refused: the reason, read before an audit that is clean.
         """
+        from oncely.kinds.base import EndsRefusals
+
         with self.destination.rewriting(self.row_schema(), "repair") as rewrites:
             if isinstance(rewrites, EndsRefusals):
                 rewrites.end_refusal(refused)
@@ -473,6 +477,8 @@ def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool 
         ConfigError: the schema does not fit the records' format.
         Unavailable: the schema registry does not answer.
     """
+    from oncely.decode.metadata import RawDecoder, WithKey, WithMetadata
+
     if isinstance(decode, JsonDecode) and decode.inferred:
         from oncely.kinds.data_file import VALUE
 
@@ -490,6 +496,8 @@ def _decoder(
     topics: Sequence[str],
     rounding: bool,
 ) -> Decoder:
+    from oncely.decode.metadata import RawDecoder, TextDecoder
+
     match settings:
         case RawDecode():
             return RawDecoder(settings.columns)

@@ -222,8 +222,8 @@ class _Planner:
     def _operations(self, schema: pa.Schema | None) -> Iterator[tuple[Any, ...]]:
         """The operations, each with what refuses it; without those that would ask a silent server
         or need columns that are not known."""
-        from oncely.audit.of_pipeline import check_audit
-        from oncely.pipeline.reread import check_rewrite
+        from oncely.audit.readers import check_audit
+        from oncely.pipeline.guarantee import check_rewrite
 
         settings, to = self.settings, self.pipeline.destination
         kept = not settings.by_spark and (schema is None or keeps_source(schema))

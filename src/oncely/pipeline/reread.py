@@ -15,8 +15,9 @@ from oncely.core.batch import Chunk, Reject, Rejection
 from oncely.core.change import RewriteKind, Rewritten, Tell, silent
 from oncely.core.expected import Span
 from oncely.core.ranges import OffsetRange, Position, TopicPartition
-from oncely.errors import ConfigError, DataLost, WrongInput
+from oncely.errors import DataLost, WrongInput
 from oncely.pipeline.event_log import EventLog
+from oncely.pipeline.guarantee import check_rewrite
 from oncely.pipeline.rejects import decoding
 from oncely.runtimes.chunks import Origin, Processing, records_of
 
@@ -128,28 +129,6 @@ class Deletes:
         for offset, key in zip(own.offset.tolist(), own.key.tolist(), strict=True):
             stay[offset] = stay.get(offset, False) or last.get(key, -1) < offset
         return {offset for offset, stays in stay.items() if not stays}
-
-
-def check_rewrite(pipeline: Parts, kind: RewriteKind) -> Mapping[str, str]:
-    """Refuse a pipeline whose rows can't be repaired, or backfilled; writes nothing.
-
-    Returns and raises what :meth:`oncely.kinds.destination.Destination.check_rewrite` does.
-    """
-    if pipeline.settings.delivery != "exactly_once":
-        raise ConfigError(
-            "delivery",
-            f"is {pipeline.settings.delivery}: rows may be written again, or not at all, at any"
-            " time, also after a repair",
-            way_out='repair with delivery = "exactly_once", while the pipeline is stopped',
-        )
-    if pipeline.spark_path is not None:
-        raise ConfigError(
-            "transform.spark",
-            "a row of a Spark transform comes from no single record: nothing tells which rows a"
-            " record has produced",
-            way_out="reset the positions and write into a new table",
-        )
-    return pipeline.destination.check_rewrite(pipeline.row_schema(), kind)
 
 
 @contextmanager
