@@ -1,5 +1,5 @@
-"""Optional dependencies: the packages that ``pip install 'oncely[EXTRA]'`` adds; ``oncely-native``,
-which does some of the work of this package faster; and what packages add by entry points.
+"""Optional packages: those of ``pip install 'oncely[EXTRA]'``, ``oncely-native``, which does some of
+the work of this package faster, and those that add something by entry points.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ if TYPE_CHECKING:
 else:
     polars = Deferred("polars", "files", "sink.kind", "reading or writing files")
 
-__all__ = ["PACKAGES", "Deferred", "is_installed", "polars", "require"]
+__all__ = ["PACKAGES", "Deferred", "absence", "is_installed", "native", "polars", "require"]
+
+
+# -- oncely-native --------------------------------------------------------------------------
 
 SWITCH = "ONCELY_NATIVE"
 """The environment variable that turns the package off: ``off``."""

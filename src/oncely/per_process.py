@@ -90,6 +90,9 @@ def _forked() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 
+
+# -- the garbage collector ------------------------------------------------------------------
+
 _THRESHOLDS = (50_000, 20, 100)  # objects, and collections of the younger generations
 
 

@@ -205,6 +205,9 @@ def _doubts(
     doubt_deleted(outcome, log, gone)
 
 
+# -- the present rows, by kind --------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Window:
     """The records that a destination should have.

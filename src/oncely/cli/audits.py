@@ -317,6 +317,8 @@ def _rows(pipeline: Pipeline, spark: SparkSession, folder: TemporaryDirectory[st
     return reader.rows(spark, settings, pipeline.row_schema, Path(folder.name))
 
 
+# -- the report -----------------------------------------------------------------------------
+
 _STYLES = {"clean": "bold green", "damaged": "bold red", "unknown": "bold yellow"}
 _PROOFS = {
     "offsets": "each row contains the offset of its record",

@@ -323,6 +323,8 @@ def _lines(
     )
 
 
+# -- rows between the stages ----------------------------------------------------------------
+
 _PACKET_BYTES = 4_000_000  # of rows, before a sink has converted them
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
