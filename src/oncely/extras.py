@@ -1,5 +1,7 @@
-"""Optional packages: those of ``pip install 'oncely[EXTRA]'``, ``oncely-native``, which does some of
-the work of this package faster, and those that add something by entry points.
+"""Optional packages: extras, plug-ins and ``oncely-native``.
+
+``pip install 'oncely[EXTRA]'`` adds those of an extra. A plug-in is found by its entry point.
+``oncely-native`` does some of the work of this package faster.
 """
 
 from __future__ import annotations

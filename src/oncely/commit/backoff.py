@@ -107,6 +107,9 @@ class RateLimitedLog:
 
 tell = RateLimitedLog().tell
 
+
+# -- the pauses of a run --------------------------------------------------------------------
+
 # A broker that has just restarted does not have every topic for a moment (metadata arrives later),
 # and answers as if a topic that was read did not exist. About 15 s.
 MISSING_TOPIC_TRIES = 4

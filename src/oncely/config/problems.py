@@ -1,4 +1,4 @@
-"""Problems of settings and of arguments, as sentences that name the key, the value, and the way out.
+"""Problems of settings and arguments, as sentences that name the key, the value, and the way out.
 
 Those of settings are pydantic's errors, with an example of each key that has neither choices nor a
 useful default. A wrong argument of a public function is refused before anything happens: an

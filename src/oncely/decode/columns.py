@@ -6,8 +6,9 @@ that fails names the values that it refuses, and :func:`fit` builds the rest wit
 :class:`BytesDecoder` cuts a column of bytes into slices, and collects their outcomes in record
 order.
 
-The decoders of the optional package ``oncely-native`` create columns only from records that they read with certainty, by the
-rules of the decoders in Python. All other records are unsure, and left to these; only they reject.
+The decoders of the optional package ``oncely-native`` create columns only from records that they
+read with certainty, by the rules of the decoders in Python. All other records are unsure, and left
+to these; only they reject.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ librdkafka retries forever on an unreachable broker, a wrong password or an unkn
 prints messages. Here its lines go to the logger ``oncely.kafka.source`` at level DEBUG, the wait
 for an answer is bounded, and errors that no retry can fix are raised at once.
 
-``oncely_native`` calls librdkafka itself, by the address of a client's ``rd_kafka_t``. It looks librdkafka's functions up through confluent-kafka's own module, so they are
-those of the library with which that module is linked, and calls them on the same instance: begin,
-offsets and commit are calls of confluent-kafka (docs/decisions/0015).
+``oncely_native`` calls librdkafka itself, by the address of a client's ``rd_kafka_t``. It looks
+librdkafka's functions up through confluent-kafka's own module, so they are those of the library
+with which that module is linked, and calls them on the same instance: begin, offsets and commit are
+calls of confluent-kafka (docs/decisions/0015).
 
 An instance keeps its handle, ``rd_kafka_t *rk``, as the first field after its object header. This
 is undocumented. So it is read only in versions in which it was tested; with any other version
@@ -100,6 +101,7 @@ _FINAL = (
     KafkaError._UNSUPPORTED_FEATURE,
 )
 """Answers that another attempt gets, too."""
+
 SILENCE = 30.0
 """Seconds without a record or an end of a partition after which a read fails."""
 
