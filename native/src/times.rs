@@ -1,4 +1,4 @@
-//! ISO 8601 texts by the rule of `oncely.decode.reference`; `None` means "unsure".
+//! ISO 8601 texts by the rule of `oncely.decode.times`; `None` means "unsure".
 
 /// Days since 1970 of a text YYYY-MM-DD.
 pub fn date(text: &[u8]) -> Option<i64> {

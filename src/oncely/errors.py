@@ -276,6 +276,8 @@ def check(condition: bool, message: str) -> None:
         raise InvariantViolation(message)
 
 
+# -- the summary of rejects -----------------------------------------------------------------
+
 SAMPLE = 20
 """Records in a sample, at most."""
 

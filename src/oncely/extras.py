@@ -1,5 +1,7 @@
-"""Optional dependencies: the packages that ``pip install 'oncely[EXTRA]'`` adds; ``oncely-native``,
-which does some of the work of this package faster; and what packages add by entry points.
+"""Optional packages: extras, plug-ins and ``oncely-native``.
+
+``pip install 'oncely[EXTRA]'`` adds those of an extra. A plug-in is found by its entry point.
+``oncely-native`` does some of the work of this package faster.
 """
 
 from __future__ import annotations
@@ -126,7 +128,10 @@ if TYPE_CHECKING:
 else:
     polars = Deferred("polars", "files", "sink.kind", "reading or writing files")
 
-__all__ = ["PACKAGES", "Deferred", "is_installed", "polars", "require"]
+__all__ = ["PACKAGES", "Deferred", "absence", "is_installed", "native", "polars", "require"]
+
+
+# -- oncely-native --------------------------------------------------------------------------
 
 SWITCH = "ONCELY_NATIVE"
 """The environment variable that turns the package off: ``off``."""

@@ -120,6 +120,9 @@ class _Forks:
 _forks = _Forks()
 os.register_at_fork(before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.in_child)
 
+
+# -- the garbage collector ------------------------------------------------------------------
+
 _THRESHOLDS = (50_000, 20, 100)  # objects, and collections of the younger generations
 
 

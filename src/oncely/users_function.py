@@ -101,6 +101,8 @@ def _end(error: BaseException | None) -> NoReturn:
     os._exit(0 if code is None else int(code) & 255 if isinstance(code, int) else 1)
 
 
+# -- pandas ---------------------------------------------------------------------------------
+
 _PANDAS = "pandas"
 
 

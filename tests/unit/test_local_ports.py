@@ -26,7 +26,7 @@ def test_ports_of_two_processes_differ_although_nobody_listens(
     """Of 20 ports, another process has 15."""
     lowest = next(at for at in range(16_000, 30_000, 20) if all(map(is_free, range(at, at + 20))))
     script = (
-        "from oncely.testing.servers import ports\n"
+        "from oncely.testing.servers import process as ports\n"
         f"ports._LOWEST, ports._HIGHEST = {lowest}, {lowest + 19}\n"
         "print(*[ports.free_port() for _ in range(15)], flush=True); input()"
     )

@@ -46,9 +46,6 @@ from oncely.stores.sql.dialects import dialect_for
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 TOPIC, PARTITION, OFFSET, TIME, DELETES = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "timestamp", "deletes")
 )
@@ -206,6 +203,9 @@ def _doubts(
         if tp in bounds and bounds[tp].first > at
     }
     doubt_deleted(outcome, log, gone)
+
+
+# -- the present rows, by kind --------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,8 @@ def _frame(changes: Changes, rejects: IntArray) -> pl.DataFrame:
     return frame.filter(pl.Series(keep)) if count else frame
 
 
+# -- other writers --------------------------------------------------------------------------
+
 Place = tuple[TopicPartition, int]
 """A record."""
 

@@ -48,8 +48,6 @@ from oncely.wording import plural
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from oncely.pipeline import Pipeline
-
 
 Audit = Callable[[], Report]
 
@@ -318,6 +316,8 @@ def _rows(pipeline: Pipeline, spark: SparkSession, folder: TemporaryDirectory[st
         return files.read(spark, pipeline)
     return reader.rows(spark, settings, pipeline.row_schema, Path(folder.name))
 
+
+# -- the report -----------------------------------------------------------------------------
 
 _STYLES = {"clean": "bold green", "damaged": "bold red", "unknown": "bold yellow"}
 _PROOFS = {

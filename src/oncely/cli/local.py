@@ -130,6 +130,8 @@ def _show(running: LocalServers, as_json: bool) -> None:
         sys.stdout.write(f"{name:9} {value}\n")
 
 
+# -- records as lines -----------------------------------------------------------------------
+
 _TIMEOUT = 30.0  # seconds
 _POSITION = {"topic", "partition", "offset", "timestamp"}
 """Members of what ``consume`` prints that ``produce --records`` does not use."""

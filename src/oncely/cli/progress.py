@@ -327,6 +327,8 @@ class LiveLine:
         return Text(" ", no_wrap=True, overflow="ellipsis").join([Text(frame, "cyan"), text])
 
 
+# -- the output of Spark --------------------------------------------------------------------
+
 _KEPT = 10
 _ELSEWHERE = "specify a file with --spark-log, or set TMPDIR to a directory of your own"
 
@@ -453,6 +455,9 @@ def make_private(folder: Path, key: str, way_out: str) -> None:
             f" belong to user id {os.getuid()} and have mode 0700",
             way_out=f"remove it if it is yours; {way_out}",
         )
+
+
+# -- several runs ---------------------------------------------------------------------------
 
 
 @dataclass

@@ -239,6 +239,9 @@ def _show_impossible(done: Repaired) -> None:
         screen.out.print(f"  {number:,}: {reason}")
 
 
+# -- rejects --------------------------------------------------------------------------------
+
+
 def list_rejects(asked: verbs.RejectsList) -> Result:
     """Print the reasons of dead letters, and the first dead letters."""
     which = reject_filter(asked.which)
@@ -327,6 +330,9 @@ def _replayed(moved: int, kept: int) -> None:
     screen.out.print(f"{moved:,} moved, {kept:,} remain rejects")
     if kept:
         screen.note("`oncely rejects list` shows the new reasons")
+
+
+# -- offsets --------------------------------------------------------------------------------
 
 
 def show_offsets(asked: verbs.OffsetsShow) -> Result:

@@ -329,6 +329,8 @@ def _force() -> None:
     screen.leave_now(1)
 
 
+# -- signals --------------------------------------------------------------------------------
+
 _ASKED_BY = (signal.SIGINT, signal.SIGTERM)
 _entered: list[Signals] = []
 

@@ -286,6 +286,8 @@ def duration(seconds: float | None) -> Text:
     return Text(f"{seconds:,.1f} s" if seconds else "0 s")
 
 
+# -- logging --------------------------------------------------------------------------------
+
 _QUIET = {
     "py4j": logging.CRITICAL,  # logs every error that it also raises
     "py4j.clientserver": logging.CRITICAL,

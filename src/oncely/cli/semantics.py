@@ -120,6 +120,8 @@ def _cell(one: Outcome | None) -> Text:
     return Text(f"{one.lost:,} / {one.duplicated:,}", style=style)
 
 
+# -- torture --------------------------------------------------------------------------------
+
 _WIDTH = 60
 
 

@@ -583,6 +583,8 @@ class LocalConsume(Options):
     folder: Path | None = _FOLDER
 
 
+# -- the command line -----------------------------------------------------------------------
+
 _TOLD = "Moves records from Kafka into SQL databases and topics so that each takes effect once."
 
 app = Commands(

@@ -182,6 +182,8 @@ def _is_pipeline(file: Path) -> bool:
     return {"source", "sink"} <= keys
 
 
+# -- top ------------------------------------------------------------------------------------
+
 _STYLES: dict[Level, str] = {
     "fine": "green", "busy": "cyan", "warn": "yellow", "bad": "bold red", "unknown": "dim",
 }  # fmt: skip

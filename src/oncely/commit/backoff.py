@@ -1,5 +1,7 @@
-"""Waiting with increasing delays after failures, up to a limit; the log entries about them, one for
-each cause and minute; and the pauses of a run after errors in a row."""
+"""Increasing delays after failures, and the log entries about them.
+
+Delays have a limit, log entries are one for each cause and minute. A run pauses so after errors in
+a row (:class:`Retries`)."""
 
 from __future__ import annotations
 
@@ -104,6 +106,9 @@ class RateLimitedLog:
 
 
 tell = RateLimitedLog().tell
+
+
+# -- the pauses of a run --------------------------------------------------------------------
 
 # A broker that has just restarted does not have every topic for a moment (metadata arrives later),
 # and answers as if a topic that was read did not exist. About 15 s.

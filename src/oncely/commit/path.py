@@ -541,6 +541,9 @@ class ByKey:
             return max(0, self._max_rejects - sum(one.counts.rejects for one in self._outcomes))
 
 
+# -- the order of records and positions -----------------------------------------------------
+
+
 @phase("write")
 def commit_chunk(
     delivery: Delivery[CommitsChunks], chunk: Chunk, claim: Claim, max_rejects: int | None

@@ -1,5 +1,7 @@
-"""The base of all sections: strict, frozen, no unknown keys, secrets hidden; what a check says of a
-value; and the values of the pipeline file other than texts and numbers, such as URLs of databases.
+"""The base of all sections, the problems that checks find, and the types of values other than texts
+and numbers, such as URLs of databases.
+
+A section is strict and frozen, refuses unknown keys, and hides secrets.
 
 A parser of values whose Python type does not tell how they are written is marked with a form, from
 which the JSON Schema and the reference of the file are generated."""

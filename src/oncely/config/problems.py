@@ -1,8 +1,8 @@
-"""Problems as sentences that name the key, the value, and the way out: pydantic's errors, with an
-example of each key that has neither choices nor a useful default; and arguments of the public
-functions, of which a wrong one is refused before anything happens.
+"""Problems of settings and arguments, as sentences that name the key, the value, and the way out.
 
-An annotation refuses nothing in Python, and most wrong values would have a meaning: a text is true
+Those of settings are pydantic's errors, with an example of each key that has neither choices nor a
+useful default. A wrong argument of a public function is refused before anything happens: an
+annotation refuses nothing in Python, and most wrong values would have a meaning: a text is true
 where ``execute`` is asked for, and is a sequence of topics."""
 
 from __future__ import annotations
@@ -207,6 +207,8 @@ def _nearest(value: object, allowed: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
+# -- examples of keys -----------------------------------------------------------------------
+
 EXAMPLES: Mapping[str, str] = {
     "name": 'name = "flights"',
     "delivery": 'delivery = "at_least_once"',
@@ -298,6 +300,8 @@ def _all() -> Mapping[str, str]:
             found[f"sink.{key} of {kind}"] = line
     return found
 
+
+# -- arguments of public functions ----------------------------------------------------------
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -179,6 +179,8 @@ def _in_url(template: str, filled: Sequence[Filled]) -> set[str]:
     }
 
 
+# -- references in texts --------------------------------------------------------------------
+
 _TOKEN = re.compile(r"\$\$|\$\{([^{}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -1,5 +1,5 @@
-"""``[source]`` and ``[filter]``: topics, start position, records that are dropped, or wait; and
-``[offsets]``: the store of the positions, if it is not the sink's own ledger."""
+"""``[source]``, ``[filter]`` and ``[offsets]``: topics, start position, records that are dropped or
+wait, and the store of the positions, if it is not the sink's own ledger."""
 
 from __future__ import annotations
 
@@ -223,6 +223,8 @@ class FilterSettings(Section):
         """The key of a filter that waits, if there is one."""
         return "delay" if self.delay is not None else "throttle" if self.throttle else None
 
+
+# -- offsets --------------------------------------------------------------------------------
 
 _NODES = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[^/\0]+)+")
 _REDIS = re.compile(r"(?:rediss?://[^/?#\s]+(?:/\d*)?|unix://\S*?/[^?#\s]+)(?:\?[^#\s]*)?")

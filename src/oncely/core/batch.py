@@ -1,4 +1,7 @@
-"""Values that sinks write: the records of a transaction, their rows and their rejections."""
+"""Values that sinks write: the records of a transaction, their rows and their rejections.
+
+A conversion is done for each record by itself if that of all fails (:func:`isolated`), and the
+records of a chunk are divided by key among threads (:class:`KeyShards`)."""
 
 from __future__ import annotations
 
@@ -466,6 +469,8 @@ class BudgetSpent(TooManyRejects):
         )
 
 
+# -- isolation of records -------------------------------------------------------------------
+
 T = TypeVar("T")
 
 OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, pa.ArrowException)
@@ -511,6 +516,8 @@ def unexpected(error: Exception) -> str:
     """The reason of a rejection for an error that no check has foreseen."""
     return f"{type(error).__name__}: {error}"
 
+
+# -- division by key ------------------------------------------------------------------------
 
 Parts = Mapping[TopicPartition, tuple[OffsetRange, ...]]
 

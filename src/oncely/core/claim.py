@@ -1,5 +1,5 @@
-"""Claims: the ranges that a transaction commits, for which run, and the counts of their records;
-and the decision which of them it may commit, given the state of the ledger.
+"""Claims: the ranges that a transaction commits for a run, the counts of their records, and the
+decision which of them it may commit, given the state of the ledger.
 
 The reject budget is the number of records that may be rejected, counted across restarts.
 
@@ -413,6 +413,9 @@ class Amendment:
 class PositionMoved(Exception):
     """The compare-and-set changed no row: another commit took effect. Read the ledger and decide
     again."""
+
+
+# -- the decision ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

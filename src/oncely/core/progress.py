@@ -1,9 +1,8 @@
-"""The state of a run, folded from its events; its result; and how long records have waited for a
-commit.
+"""The state of a run, folded from its events, with its result and the wait of its records.
 
-Progress, results, probes and metrics read the state. The wait is the measure of a pipeline that
-stands still: the verdict (``status``, ``top``, pages, exit codes), ``/livez`` and the metrics read
-it.
+Progress, results, probes and metrics read the state. The wait for a commit is the measure
+of a pipeline that stands still: the verdict (``status``, ``top``, pages, exit codes), ``/livez``
+and the metrics read it.
 """
 
 from __future__ import annotations

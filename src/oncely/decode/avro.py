@@ -250,6 +250,9 @@ _BY_INDEX = Columns(
     leaves={arrow.id: _RANGED for arrow in (pa.date32(), pa.timestamp("us"), pa.time64("us"))},
 )
 
+
+# -- the registry ---------------------------------------------------------------------------
+
 _T = TypeVar("_T")
 _Place = tuple[str, int]
 _ANSWER_SECONDS = 10

@@ -1,5 +1,4 @@
-"""Avro schemas: parsed, inspected, and turned into Arrow columns; and of Arrow columns, for files,
-with column names as Avro names.
+"""Avro schemas to Arrow columns, and Arrow columns to the Avro schemas of files.
 
 | Avro                                            | Arrow                                     |
 |-------------------------------------------------|-------------------------------------------|

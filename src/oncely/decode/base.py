@@ -51,7 +51,7 @@ class Decoder(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The names in :data:`RECORD_COLUMNS` that the decoder reads."""
+        """The names in :data:`oncely.kafka.records.RECORDS` that the decoder reads."""
 
     def decode(self, records: pa.Table) -> Decoded:
         """Decode ``records``. Never raises for the content of a record: that is a rejection.

@@ -1,5 +1,4 @@
-"""Conversion to Arrow columns: of lists of Python values, without values that do not fit, and of
-bytes by the optional package ``oncely-native``, ahead of the decoders in Python.
+"""Conversion of Python values, and of slices of bytes, to Arrow columns.
 
 Converting a whole list to a column is fast, but a single bad value fails all of it. So a column
 that fails names the values that it refuses, and :func:`fit` builds the rest without their rows.
@@ -7,8 +6,9 @@ that fails names the values that it refuses, and :func:`fit` builds the rest wit
 :class:`BytesDecoder` cuts a column of bytes into slices, and collects their outcomes in record
 order.
 
-The decoders of the package create columns only from records that they read with certainty, by the
-rules of the decoders in Python. All other records are unsure, and left to these; only they reject.
+The decoders of the optional package ``oncely-native`` create columns only from records that they
+read with certainty, by the rules of the decoders in Python. All other records are unsure, and left
+to these; only they reject.
 """
 
 from __future__ import annotations

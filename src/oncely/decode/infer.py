@@ -1,6 +1,7 @@
-"""JSON records to inferred columns: the rules, one call over a list of records, the scope of a
-record (the values of a few plain members, read before all others), and the fast decoders of known
-columns, cached across calls.
+"""JSON records to inferred columns, by scope.
+
+The scope of a record is the values of a few plain members, which are read before all others. The
+fast decoders of known columns are cached across calls.
 """
 
 from __future__ import annotations
@@ -393,6 +394,8 @@ def _by_scope(schema: pa.Schema, of: list[_Rows]) -> Iterator[tuple[int, pa.Tabl
         yield int(codes[start]), table.slice(start, end - start), records[start:end]
 
 
+# -- the scope of a record ------------------------------------------------------------------
+
 Scope = tuple[str | None, ...]
 """Each scope column's value in the form of :func:`scope_value`; None if there is none."""
 
@@ -530,6 +533,8 @@ def _coded(rows: list[tuple[Any, ...]]) -> tuple[list[Scope], Positions]:
 def _text(value: str | int | bool | None) -> str | None:
     return None if value is None else scope_value(value)
 
+
+# -- decoders of known columns --------------------------------------------------------------
 
 CELLS = 4_000_000
 """Maximum number of values that exist as Python objects at a time."""

@@ -136,6 +136,9 @@ class JsonDecoder(BytesDecoder):
         return [fast for fast in made if fast is not None]
 
 
+# -- the fast path --------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class NativeJson:
     """Decodes slices of JSON records, as :class:`oncely.decode.json.TypedJson` does."""

@@ -164,6 +164,9 @@ class RawDecoder:
         )
 
 
+# -- keys -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class TextDecoder(BytesDecoder):
     """Decodes UTF-8 text into the one column of its schema. Null is NULL.

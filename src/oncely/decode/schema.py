@@ -1,5 +1,4 @@
-"""Parsing of Spark's schema DDL to Arrow types, the DDL names of Arrow types, and the columns of
-the parts of a Kafka record.
+"""Schemas of rows: Spark's DDL to Arrow types and back, and the columns of the parts of a record.
 
 A schema is ``name TYPE [NOT NULL] [COMMENT 'text'], ...`` as ``StructType.toDDL`` prints it. Names
 may be any word, including SQL's reserved words, since a schema contains only names and types; other
@@ -343,6 +342,8 @@ class _Parser:
         self._expect(",")
         return pa.map_(pa.string(), self._type())
 
+
+# -- the parts of a record ------------------------------------------------------------------
 
 METADATA_COLUMNS: dict[str, pa.DataType] = {
     "topic": pa.string(),

@@ -1,5 +1,6 @@
-"""ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow; and the
-instants that have such a text, as Arrow writes a wrong one for others.
+"""ISO 8601 texts to instants: single texts by the rule, and whole columns by Arrow.
+
+Arrow writes a wrong text of an instant that has none (:func:`without_text`).
 
 Digits beyond the sixth are cut off, or refused unless they are zeros. The rule for both::
 
@@ -160,6 +161,8 @@ def checked(column: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid("a date or time is out of range")
     return column
 
+
+# -- instants without a text ----------------------------------------------------------------
 
 YEARS = "a time outside of the years 1 to 9999"
 OF_DAY = "a time outside of the day"

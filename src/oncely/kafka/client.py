@@ -1,13 +1,13 @@
-"""Clients of librdkafka: lazy, with deadlines, errors classified, log lines routed; and the address
-of a client's ``rd_kafka_t``, with which ``oncely_native`` calls librdkafka itself.
+"""Clients of librdkafka: lazy, with deadlines, errors classified, log lines routed.
 
 librdkafka retries forever on an unreachable broker, a wrong password or an unknown authority, and
 prints messages. Here its lines go to the logger ``oncely.kafka.source`` at level DEBUG, the wait
 for an answer is bounded, and errors that no retry can fix are raised at once.
 
-``oncely_native`` looks librdkafka's functions up through confluent-kafka's own module, so they are
-those of the library with which that module is linked, and calls them on the same instance: begin,
-offsets and commit are calls of confluent-kafka (docs/decisions/0015).
+``oncely_native`` calls librdkafka itself, by the address of a client's ``rd_kafka_t``. It looks
+librdkafka's functions up through confluent-kafka's own module, so they are those of the library
+with which that module is linked, and calls them on the same instance: begin, offsets and commit are
+calls of confluent-kafka (docs/decisions/0015).
 
 An instance keeps its handle, ``rd_kafka_t *rk``, as the first field after its object header. This
 is undocumented. So it is read only in versions in which it was tested; with any other version
@@ -101,6 +101,10 @@ _FINAL = (
     KafkaError._UNSUPPORTED_FEATURE,
 )
 """Answers that another attempt gets, too."""
+
+SILENCE = 30.0
+"""Seconds without a record or an end of a partition after which a read fails."""
+
 OFFSETS_DELAYED = (
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -518,6 +522,34 @@ def unanswered(doing: str, brokers: str, reason: str) -> Unavailable:
     )
 
 
+def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
+    """The members of a group, as described; none if there is no such group.
+
+    Raises:
+        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
+        Unavailable: no answer.
+    """
+    doing = f"describe group {group!r}"
+    answer = admin.ask(
+        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
+    )[group]
+    if not isinstance(answer, Exception):
+        found: Collection[Any] = answer.members
+        return found
+    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
+    if code == KafkaError.GROUP_ID_NOT_FOUND:
+        return ()
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        raise ConfigError(
+            "worker.group",
+            f"no right to describe group {group!r}: {answer}",
+            way_out="grant this user Describe on the group",
+        ) from answer
+    raise admin.sorted(answer, doing) from answer
+
+
+# -- the handle of an instance --------------------------------------------------------------
+
 _direct_logger = logging.getLogger(__name__)
 
 TRIED = frozenset({"2.16.0"})
@@ -567,33 +599,3 @@ def _obstacle() -> str:
     except (OSError, AttributeError) as error:
         return f"it can't be called directly: {error}"
     return "" if found == number else "confluent-kafka uses another copy of it"
-
-
-def members(admin: KafkaAdmin, group: str) -> Collection[Any]:
-    """The members of a group, as described; none if there is no such group.
-
-    Raises:
-        ConfigError: ``worker.group``, the broker denies it; or it refuses the client.
-        Unavailable: no answer.
-    """
-    doing = f"describe group {group!r}"
-    answer = admin.ask(
-        doing, lambda client, wait: client.describe_consumer_groups([group], request_timeout=wait)
-    )[group]
-    if not isinstance(answer, Exception):
-        found: Collection[Any] = answer.members
-        return found
-    code = answer.args[0].code() if isinstance(answer, KafkaException) else None
-    if code == KafkaError.GROUP_ID_NOT_FOUND:
-        return ()
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        raise ConfigError(
-            "worker.group",
-            f"no right to describe group {group!r}: {answer}",
-            way_out="grant this user Describe on the group",
-        ) from answer
-    raise admin.sorted(answer, doing) from answer
-
-
-SILENCE = 30.0
-"""Seconds without a record or an end of a partition after which a read fails."""

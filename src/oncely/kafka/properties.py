@@ -1,5 +1,5 @@
-"""The properties of Kafka's clients: those of ``[source.kafka]``, checked, as librdkafka gets them,
-and their secrets; and those of producers, set by users or required by exactly-once delivery.
+"""The properties of Kafka's clients, checked, as librdkafka gets them: those of users, with their
+secrets, and those of producers that exactly-once delivery requires.
 
 A property that would be ignored, or that the clients set themselves, is refused: silence would be
 worse than an error. librdkafka itself refuses unknown names only. Beside the properties that are
@@ -365,6 +365,9 @@ PRODUCER_ACCEPTED = frozenset(
     }
 )
 """Properties of ``[sink.kafka]`` that change speed, not semantics."""
+
+
+# -- producers ------------------------------------------------------------------------------
 
 _STRONG: Mapping[str, tuple[frozenset[str], str]] = {
     "enable.idempotence": (frozenset({"true"}), "without it a retried request doubles records"),

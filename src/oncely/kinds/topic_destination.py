@@ -1,5 +1,5 @@
 """Destinations with positions and dead letters in topics of the source's cluster, and inspection of
-such a ledger: positions, dead letters, suitability."""
+such a ledger."""
 
 from __future__ import annotations
 

@@ -395,6 +395,8 @@ def _registered(position: ReplayPosition) -> PipelineRecord:
     return position.view.pipeline
 
 
+# -- dead letters ---------------------------------------------------------------------------
+
 _FIRST = "oncely.pipeline"
 _LONGEST = 2000  # characters of a reason
 

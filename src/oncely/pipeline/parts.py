@@ -465,6 +465,9 @@ class Parts:
                 rewrites.end_refusal(refused)
 
 
+# -- the decoder ----------------------------------------------------------------------------
+
+
 def decoder_of(decode: DecodeSettings, topics: Sequence[str], *, rounding: bool = False) -> Decoder:
     """The decoder of the settings.
 

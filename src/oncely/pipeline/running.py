@@ -20,13 +20,8 @@ from oncely.core import events
 from oncely.core.progress import RunResult, RunState, TimesToLive
 from oncely.errors import ConfigError, Fenced, OncelyError, Unavailable, WrongInput
 from oncely.extras import WITHOUT_SPARK, require
-from oncely.http_server import Page, Server
 from oncely.kafka.client import at_start
 from oncely.kinds.destination import LOST_WAY_OUT
-from oncely.pipeline.event_log import EventLog, has_opened
-from oncely.pipeline.standby import OnFenced
-from oncely.runtimes.batches.run import BatchRun
-from oncely.runtimes.health import Health, liveness, metrics, readiness
 from oncely.secrets import scope
 from oncely.telemetry import consumer_of, using
 from oncely.threads import StopSignal, Thread, repeat
@@ -109,6 +104,8 @@ def probed_together(
         yield [one.listener for one in given]
         return
 
+    from oncely.http_server import Server
+
     healths = [_health(one, http) for one in given]
     with ExitStack() as servers:
         if http.address is not None:
@@ -144,6 +141,7 @@ def _both(first: events.Listener, second: events.Listener) -> events.Listener:
 
 def _pages(healths: Sequence[Health]) -> dict[str, Callable[[], Page]]:
     from oncely.http_server import CONTENT_TYPE, Page
+    from oncely.runtimes.health import liveness, metrics, readiness
 
     def probe(answer: tuple[bool, dict[str, Any]], bad: int) -> Page:
         good, document = answer
@@ -324,6 +322,8 @@ def logged(
     if path is None:
         return nullcontext(listener)
 
+    from oncely.pipeline.event_log import EventLog, has_opened
+
     name, store = pipeline.settings.name, pipeline.store
     file = Path(path) / f"{name}.jsonl" if Path(path).is_dir() else path
     if store is not None and not resets and has_opened(file) and not store.store.load():
@@ -390,7 +390,7 @@ def _jobs(pipeline: Parts, spark: SparkSession | None) -> Iterator[Jobs]:
 
 
 def _run(pipeline: Parts, given: RunOptions, jobs: Jobs) -> bool:
-    from oncely.runtimes.batches.run import GroupOffsetPublisher
+    from oncely.runtimes.batches.run import BatchRun, GroupOffsetPublisher
 
     batches = None
     try:

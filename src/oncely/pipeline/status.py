@@ -11,12 +11,17 @@ from oncely.config import FilterSettings
 from oncely.core.progress import STALL_SECONDS, WARN_SECONDS, waited
 from oncely.core.ranges import Position, TopicPartition
 from oncely.errors import Unavailable, WrongInput
-from oncely.kafka.source import KafkaSource, PartitionLag, measure_lag, open_transactions
+from oncely.kafka.source import (
+    GroupMember,
+    KafkaSource,
+    PartitionLag,
+    measure_lag,
+    open_transactions,
+)
 from oncely.kinds.destination import LedgerState
 from oncely.wording import duration, plural
 
 if TYPE_CHECKING:
-    from oncely.kafka.source import GroupMember
     from oncely.pipeline.parts import Parts
     from oncely.stores.sql.tables import Activity
 

@@ -302,6 +302,9 @@ def _reject(
     return Reject(tp, offset, *kept, record.headers, why.stage, why.reason)
 
 
+# -- the records of a range -----------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RangeReader:
     """The conversion of ranges to chunks.
@@ -377,6 +380,8 @@ def isolating(decoder: Decoder, *, again: bool) -> Callable[[pa.Table], Decoded]
     """
     return partial(isolate_crashes, decoder) if again else decoder.decode
 
+
+# -- commits in a thread --------------------------------------------------------------------
 
 _SWITCH = 0.0005  # seconds; Python's default is ten times as long
 

@@ -1,5 +1,6 @@
-"""The health, the metrics and the spans of a run from its events: for the probes of a supervisor,
-for Prometheus and for OpenTelemetry.
+"""The health, the metrics and the spans of a run, from its events.
+
+They are for the probes of a supervisor, for Prometheus and for OpenTelemetry.
 
 A run is alive if it polls and consumes, as in other consumers' probes:
 
@@ -436,6 +437,9 @@ class PartitionGauges:
         ):  # fmt: skip
             samples = [((of, tp.topic, str(tp.partition)), at) for tp, at in sorted(values.items())]
             yield gauge(name, told, (label, "topic", "partition"), samples)
+
+
+# -- spans ----------------------------------------------------------------------------------
 
 
 @dataclass

@@ -179,6 +179,8 @@ def by_bucket(
     return passed, packets
 
 
+# -- processes ------------------------------------------------------------------------------
+
 log = logging.getLogger(__name__)
 
 _SAFE_PATH = "PYTHONSAFEPATH"

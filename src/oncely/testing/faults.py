@@ -125,6 +125,8 @@ def _told(name: str, arguments: tuple[Any, ...]) -> str:
     return name.upper()
 
 
+# -- a stop inside a commit -----------------------------------------------------------------
+
 _GATE = 4711
 _SETTLE = 0.005  # seconds; a stopped thread may still be leaving the kernel
 _FUNCTION = f"""

@@ -565,6 +565,8 @@ def files_of(contents: Any, redact: Callable[[str], str] = str) -> TableFiles:
     )
 
 
+# -- readings while somebody looks ----------------------------------------------------------
+
 _KEEP = 30.0  # seconds without a look after which nobody looks
 _UNSEEN = 60.0  # seconds between two readings of an overview while nobody looks
 

@@ -435,6 +435,8 @@ def _back(name: str) -> Response:
     return RedirectResponse(f"/p/{quote(name, safe='')}", 303)
 
 
+# -- audits ---------------------------------------------------------------------------------
+
 _LARGEST = 64 << 20  # bytes
 
 

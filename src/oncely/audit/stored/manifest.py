@@ -1,5 +1,6 @@
-"""The manifest topic: the files of a table, in the order of the log (docs/MANIFEST.md); and what is
-in the files, Avro object container files and Parquet, by the libraries' own readers."""
+"""The manifest topic, in the order of the log (docs/MANIFEST.md), and the rows of a table's files.
+
+Avro object container files and Parquet are read by the libraries' own readers."""
 
 from __future__ import annotations
 
@@ -201,6 +202,8 @@ def _of_this_version(found: T) -> T:
         raise ValueError(f"version {found.version}; this Oncely reads {_VERSION}")
     return found
 
+
+# -- the rows of a file ---------------------------------------------------------------------
 
 _ESCAPE = re.compile(r"_x([0-9A-F]{4,6})_")
 _EMPTY = "_x_"

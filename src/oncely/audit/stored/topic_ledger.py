@@ -340,6 +340,9 @@ def _entry(key: tuple[Any, ...], value: bytes | None) -> Entry | None:
     return None if value is None else msgspec.json.decode(value, type=kind)
 
 
+# -- dead letters ---------------------------------------------------------------------------
+
+
 class Letter(NamedTuple):
     """A dead letter as it is stored.
 

@@ -1,5 +1,7 @@
-"""Maintenance of the files of a pipeline: removal of orphans, which the manifest does not list, or
-lists no longer; and reset of a scope's schema, inferred again from the rows in its files.
+"""Maintenance of the files of a pipeline: removal of orphans, and reset of a scope's schema.
+
+Orphans are files that the manifest does not list, or lists no longer. A schema that is reset is
+inferred again from the rows in the scope's files.
 
 Why no orphan can be, or become, part of the table; times are the store's clock:
 
@@ -207,6 +209,9 @@ def _roots_below(stored: Iterable[StoredFile]) -> tuple[str, ...]:
     """The folders below the root that are roots of other tables, with a slash at the end."""
     mark = "/" + owner.PATH
     return tuple(o.path.removesuffix(owner.PATH) for o in stored if o.path.endswith(mark))
+
+
+# -- reset of a schema ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The manifest and the schemas, as stored in two topics; and its snapshots in the user's cache,
-from which the next command continues.
+"""The manifest and the schemas, as stored in two topics, and their snapshots in the user's cache.
 
 A reader sees a prefix of the manifest topic. Each prefix must be a consistent table: several
 producers may write at the same time (a run publishes, a compaction rewrites), so that a prefix may
@@ -40,7 +39,8 @@ of its own, and the first record in the log is valid: two runs that write at the
 see the same first record, and the other run removes its own.
 
 Kafka's compaction bounds the history of removed files, but the entries of live files are read by
-each command: 300,000 of them take many seconds. A snapshot is only a copy. It is used if all of the
+each command: 300,000 of them take many seconds. So the next command continues from a snapshot,
+which is only a copy. It is used if all of the
 following hold; otherwise the topics are read from their first offset:
 
 - Its topics have the same ids as before (a recreated topic has another id), and end at the
@@ -578,6 +578,8 @@ class Replacing:
         named = [Message(encode(one), path_key(one.path)) for one in (whole, *rest)]
         return [*named, *dead, *(Message(encode(one), path_key(one.path)) for one in again)]
 
+
+# -- snapshots ------------------------------------------------------------------------------
 
 # The path is the first field, and the key. The last one, other files of the message, is not kept.
 _KEPT = msgspec.structs.fields(ManifestFile)[1:-1]

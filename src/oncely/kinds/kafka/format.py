@@ -283,6 +283,8 @@ def _parsed(schema: str) -> Any:
     return fastavro.parse_schema(json.loads(schema))
 
 
+# -- values in JSON -------------------------------------------------------------------------
+
 Decimals = Literal["text", "number"]
 _ENCODERS: dict[Decimals, Callable[[Any], bytes]] = {
     "text": msgspec.json.Encoder(decimal_format="string").encode_lines,

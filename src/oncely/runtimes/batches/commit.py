@@ -1,5 +1,6 @@
-"""Batches: their ranges; and those without a Spark transform, whose tasks commit, or stage and the
-driver publishes.
+"""Batches: the plan of their ranges, and their commits without a Spark transform.
+
+Tasks commit, or they stage and the driver publishes.
 
 Partition commit: each task commits the records of its topic-partitions, in its own transactions.
 When the job has succeeded, the driver moves the positions over the holes behind the last records

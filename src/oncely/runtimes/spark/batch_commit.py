@@ -49,12 +49,8 @@ from oncely.runtimes.spark.jobs import Batches, SparkJobs, answered, collected, 
 from oncely.secrets import carried
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
-
-if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
+    from pyspark.sql.types import StructType
 
 TOPIC, PARTITION, OFFSET, REASON, VALUE = (
     f"_oncely_{name}" for name in ("topic", "partition", "offset", "reason", "value")
@@ -326,6 +322,8 @@ def _lines(
         schema=schema,
     )
 
+
+# -- rows between the stages ----------------------------------------------------------------
 
 _PACKET_BYTES = 4_000_000  # of rows, before a sink has converted them
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")

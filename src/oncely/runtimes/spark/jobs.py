@@ -254,6 +254,8 @@ def spark_error(text: str) -> OncelyError:
     return Unavailable(f"Spark: {chosen[:500]}")
 
 
+# -- between two tasks ----------------------------------------------------------------------
+
 _State = tuple[int, int, int] | None
 
 

@@ -1,6 +1,8 @@
-"""The Spark session of a run, with the settings that the guarantee requires; checks of one that
-Oncely has not created; and of its executors: a small job imports the modules that a task will
-import, and another one asks Kafka."""
+"""The Spark session of a run, with the settings that the guarantee requires, and checks of sessions
+and executors.
+
+A session that Oncely has not created is checked before its use. Of executors a small job imports
+the modules that a task will import, and another one asks Kafka."""
 
 from __future__ import annotations
 

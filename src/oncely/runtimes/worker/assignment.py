@@ -410,6 +410,9 @@ class Assignment:
         return sum(one.buffer.records for one in self._all.values())
 
 
+# -- filters --------------------------------------------------------------------------------
+
+
 class Admitted(NamedTuple):
     """The records that need not wait.
 

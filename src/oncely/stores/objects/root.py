@@ -1,7 +1,8 @@
-"""Checks of URLs and paths below a root, errors of disks and object stores by consequence, settings
-of an S3-compatible server, and the check that it has conditional writes.
+"""Roots of files: their URLs and paths, checked, and errors of disks and object stores by
+consequence.
 
-The check is made by obstore: the client of object stores by which delta-rs writes a table's log,
+Of an S3-compatible server there are the settings, and the check that it has conditional writes. The
+check is made by obstore: the client of object stores by which delta-rs writes a table's log,
 too.
 """
 
@@ -202,6 +203,9 @@ def _aws_error(error: OSError, aws: re.Match[str], text: str) -> OncelyError:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else repr(error)
+
+
+# -- S3 -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The mapping of Arrow types to PostgreSQL types, and the digests of rows by type, computed by
-PostgreSQL: the expressions of a recipe.
+"""The mapping of Arrow types to PostgreSQL types, and digests of rows computed by PostgreSQL.
 
 Binary COPY does not cast: the sender must encode the column's own type. Types that pgpq encodes are
 sent so; all others (uuid, json, enums, inet …) are sent as text through a staging table and cast by
@@ -327,6 +326,9 @@ def refuse_too_early(rows: pa.Table) -> None:
 
 
 _MODIFIERS = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
+
+
+# -- digests --------------------------------------------------------------------------------
 
 COMPUTES = (
     "SELECT getdatabaseencoding() = 'UTF8'"

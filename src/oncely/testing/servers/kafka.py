@@ -320,6 +320,8 @@ def _ignore(_: KafkaException) -> None:
     """Ignore errors: the broker is not up yet, and the caller waits for that."""
 
 
+# -- configuration --------------------------------------------------------------------------
+
 MECHANISM = "SCRAM-SHA-512"
 
 LOG4J = """\

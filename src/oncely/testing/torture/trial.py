@@ -263,6 +263,8 @@ class _Order:
         return self._file.with_suffix(f".{number}")
 
 
+# -- records --------------------------------------------------------------------------------
+
 SAMPLES = 5
 """Records of each topic, if none are given."""
 
