@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncely.audit import audit, of_pipeline
+from oncely.audit import audit, sql
 from oncely.audit.report import Finding
 from oncely.config import parse
 from oncely.core.ranges import OffsetRange
@@ -266,7 +266,7 @@ def test_an_audit_beside_a_running_pipeline(
     alone: AuditWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits, new records and a takeover between the snapshot and the look at the topic."""
-    real = of_pipeline.open_evidence
+    real = sql.open_evidence
 
     def meanwhile(*args: Any, **more: Any) -> Any:
         evidence = real(*args, **more)
@@ -279,7 +279,7 @@ def test_an_audit_beside_a_running_pipeline(
             alone.run()
         return evidence
 
-    monkeypatch.setattr(of_pipeline, "open_evidence", meanwhile)
+    monkeypatch.setattr(sql, "open_evidence", meanwhile)
     report = alone.audit()
     assert (report.verdict, report.records) == ("clean", 41)
     assert all(one.compared.end <= one.end for one in report.partitions)
