@@ -192,6 +192,7 @@ _PRELOADED = [
     "oncely.runtimes.jobs",
     "oncely.runtimes.batches.commit",
     "oncely.runtimes.row_transform",
+    "oncely.kafka.reader",
     "oncely.kafka.source",
     "oncely.decode.json",
     "oncely.kinds.sql.sink",
