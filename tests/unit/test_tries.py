@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from oncely import per_process as module
+from oncely import threads as module
 from oncely.threads import tries
 
 
