@@ -103,7 +103,7 @@ def test_logins_without_tls_are_named(
 ) -> None:
     monkeypatch.delenv("PGSSLMODE", raising=False)
     monkeypatch.setattr(planning._Planner, "_source_is_silent", True)
-    monkeypatch.setattr(Pipeline, "destination", SimpleNamespace(look=silent))
+    monkeypatch.setattr(Pipeline, "destination", SimpleNamespace(look=silent, sink=lambda _: None))
     monkeypatch.setattr(planning, "needed_acls", lambda *_: ())
     notes = Pipeline(parse(raw)).plan(use_spark=False).notes
     assert [one.partition(": ")[0] for one in notes if "others" in one] == named
