@@ -189,7 +189,6 @@ _NOT_STARTED = (EOFError, OSError)  # the process that starts the others has die
 # Imported once for all processes, beside the start of the driver. A name that is not installed is
 # left out.
 _PRELOADED = [
-    "oncely.runtimes.jobs",
     "oncely.runtimes.batches.commit",
     "oncely.runtimes.row_transform",
     "oncely.kafka.reader",
