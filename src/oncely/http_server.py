@@ -1,4 +1,4 @@
-"""A small HTTP server for probes and scrapes: it answers GET only; and the page of metrics."""
+"""A small HTTP server for probes and scrapes, which answers GET only, and the page of metrics."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class _Forks:
     """
 
     def __init__(self) -> None:
-        self.lock, self.threads, self.collecting = threading.Lock(), 0, False
+        # Reentrant: a signal handler that forks may interrupt the thread that has it.
+        self.lock, self.threads, self.collecting = threading.RLock(), 0, False
 
     def begin(self) -> None:
         """Before a fork; several threads may be there."""
@@ -109,7 +110,7 @@ class _Forks:
 
     def in_child(self) -> None:
         """After a fork, in the child: what is there now is never collected."""
-        self.lock, self.threads = threading.Lock(), 0
+        self.lock, self.threads = threading.RLock(), 0
         gc.freeze()
         if self.collecting:
             gc.enable()

@@ -6,10 +6,11 @@
     report = audit(Pipeline.from_file("flights.toml"))
     assert report.verdict == "clean"
 
-Imports ``core``, ``clients`` and ``config`` only. What it needs of decode and transform, to name
-the records of a range that differs, is passed in (:class:`oncely.audit.evidence.Expected`); no
-verdict depends on it alone. The order in which snapshot and topics are read, and why a running
-pipeline does not disturb it: docs/decisions/0042.
+Imports no kind, no runtime, no commit path, no decoder and no ledger of the engine. What it needs
+of decode and transform, to name the records of a range that differs, is passed in
+(:class:`oncely.audit.evidence.Expected`); no verdict depends on it alone. The order in which
+snapshot and topics are read, and why a running pipeline does not disturb it:
+docs/decisions/0042.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,9 @@
 """Two sides, matched by an id in one pass with one shuffle.
 
-Each side is a DataFrame with the columns of :class:`Side`. Both are joined by a union and one
-aggregation by id, which Spark spills to disk. Ids that match collapse into one line per group and
-partition; the others stay single lines. So the result takes memory by groups and partitions, and
-disk by differences.
+Each side is a DataFrame with the columns that :func:`side` gives. Both are joined by a union and
+one aggregation by id, which Spark spills to disk. Ids that match collapse into one line per group
+and partition; the others stay single lines. So the result takes memory by groups and partitions,
+and disk by differences.
 """
 
 from __future__ import annotations

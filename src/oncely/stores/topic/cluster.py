@@ -330,7 +330,7 @@ class Cluster:
         self._totals[tp] = position.entry, position.totals
 
     def totals(self, tp: TopicPartition, at: Position) -> Totals | None:
-        """The totals of a position that :meth:`standing` has read; None if it was another one."""
+        """The totals that were learned at this position; None if they are of another one."""
         entry, totals = self._totals.get(tp, (None, None))
         return totals if entry is not None and entry.position == at else None
 
